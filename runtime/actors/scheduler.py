@@ -176,6 +176,10 @@ class SchedulerActor:
         """Where the prompt of a recent request came from, by token range; None if not known."""
         return self._running_core().explain(RequestId(request_id))
 
+    def prefetch_state(self, request_id: str) -> dict[str, Any] | None:
+        """How far a client's prefetch has come, or what has become of it; None if not known."""
+        return self._running_core().prefetch_state(RequestId(request_id))
+
     async def flush(self) -> int:
         """Drop every page of L1 that no request holds, others' events in between.
 

@@ -12,7 +12,7 @@ from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.api.engine_line import ChooseLine, EngineLine, EngineLines
 from raydix.runtime.api.live_requests import LiveRequests
-from raydix.runtime.api.open_prefetches import OpenPrefetches
+from raydix.runtime.api.open_prefetches import OpenPrefetches, Taken
 from raydix.runtime.api.open_requests import OpenRequest
 from raydix.runtime.api.request_names import RequestNames
 from raydix.runtime.messages.client import (
@@ -125,9 +125,12 @@ class Askings:
         if self._lines.of(request.asking) is None:
             request.at_deadline(self._expire, time.monotonic())
 
-    async def bring(self, message: PrefetchPrompt) -> RequestDelta:
-        """Ask for pages, and wait for the last delta. Cancelling the task ends it."""
-        with self._prefetches.waiting(message) as answer:
+    async def bring(self, message: PrefetchPrompt, taken: Taken | None = None) -> RequestDelta:
+        """Ask for pages, and wait for the last delta. Cancelling the task ends it.
+
+        `taken` is completed once an engine has taken it in.
+        """
+        with self._prefetches.waiting(message, taken) as answer:
             try:
                 self._ask_or_wait(message)
                 return await answer
@@ -151,7 +154,7 @@ class Askings:
         self._on_loss = None
         closed = partial(Cancelled, "The client was closed while the request was running.")
         self._fail(self._live.unended, closed)
-        self._prefetches.fail(self._waiting_prefetches(), closed)
+        self._prefetches.fail(self._prefetches.askings, closed)
         self._lines.lose_all()
         for reader in self._readers.values():
             reader.cancel()
@@ -258,7 +261,9 @@ class Askings:
         if is_last:
             self.names.release(delta.request_id, delta.asking)
             self._prefetches.end(delta)
-        elif live is not None and is_stopped:
+        elif live is None:
+            self._prefetches.note_taken(delta.asking)
+        elif is_stopped:
             self._stop(live)
         return is_left
 

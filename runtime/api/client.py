@@ -169,6 +169,11 @@ class AsyncLLM(ModelHandle):
             self._engine.call, await self._engine.call("begin_recording", block_tokens)
         )
 
+    async def prefetch_state(self, prefetch_id: str) -> dict[str, Any] | None:
+        """What the engine knows of a prefetch; see `Prefetches.state`."""
+        state: dict[str, Any] | None = await self._engine.call("prefetch_state", str(prefetch_id))
+        return state
+
     async def listens_at(self) -> str | None:
         """`HOST:PORT` where the engine listens for clients on other hosts; None: it does not."""
         return (await self._engine.handle()).listens_at

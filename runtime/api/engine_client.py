@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 import uuid
@@ -36,6 +37,8 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.messages.tenants import tenant_of
 
+logger = logging.getLogger(__name__)
+
 
 class EngineClient:
     """Sends requests to engines of one model and hands each caller its outputs.
@@ -59,6 +62,8 @@ class EngineClient:
         self.limits = limits
         self.texts = TextDesk(tokenizer, limits.max_model_len)
         self._askings = Askings(on_loss, choice or SessionLines())
+        self._begun: set[asyncio.Task[RequestDelta]] = set()
+        """The prefetches that go on though their callers do other things."""
 
     @property
     def is_closed(self) -> bool:
@@ -194,21 +199,47 @@ class EngineClient:
 
     async def bring(self, prompt: Prompt, salt: str | None, pin_s: float | None) -> RequestDelta:
         """Prefetch, and pin for `pin_s` what is there then; returns the last delta."""
-        token_ids = (await self.tokenized(prompt)).token_ids
-        check_text("cache_salt", salt)
-        message = PrefetchPrompt(
-            asking=self._askings.next(),
-            request_id=RequestId(new_pin_name(token_ids, salt)),
-            token_ids=token_ids,
-            cache_salt=salt,
-            pin_s=pin_s,
-        )
+        message = await self._bringing(prompt, salt, pin_s)
         try:
             return await self._askings.bring(message)
         except asyncio.CancelledError:
             if pin_s is not None:
                 self._unpin(message)
             raise
+
+    async def _bringing(
+        self, prompt: Prompt, salt: str | None, pin_s: float | None
+    ) -> PrefetchPrompt:
+        token_ids = (await self.tokenized(prompt)).token_ids
+        check_text("cache_salt", salt)
+        return PrefetchPrompt(
+            asking=self._askings.next(),
+            request_id=RequestId(new_pin_name(token_ids, salt)),
+            token_ids=token_ids,
+            cache_salt=salt,
+            pin_s=pin_s,
+        )
+
+    async def begin_prefetch(self, prompt: Prompt, salt: str | None = None) -> str:
+        """Prefetch beyond this call; returns the prefetch's name once an engine has taken it in."""
+        message = await self._bringing(prompt, salt, None)
+        taken = asyncio.get_running_loop().create_future()
+        bringing = asyncio.create_task(self._askings.bring(message, taken), name="raydix-prefetch")
+        self._begun.add(bringing)
+        bringing.add_done_callback(self._end_begun)
+        try:
+            await asyncio.wait((bringing, taken), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            bringing.cancel()
+            raise
+        if bringing.done():
+            bringing.result()
+        return message.request_id
+
+    def _end_begun(self, bringing: asyncio.Task[RequestDelta]) -> None:
+        self._begun.discard(bringing)
+        if not bringing.cancelled() and (error := bringing.exception()) is not None:
+            logger.debug("a prefetch that nobody waits for has failed: %s", error)
 
     def _unpin(self, message: PrefetchPrompt) -> None:
         """Release a pin that may be made by now, though nobody will hear its name."""

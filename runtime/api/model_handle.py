@@ -10,6 +10,7 @@ from raydix.runtime.api.engine_connection import EngineConnection
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.pins import Pins
+from raydix.runtime.api.prefetches import Prefetches
 from raydix.runtime.api.prompts import Prompt, variables_of
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.retention import hint_for, retention_of
@@ -24,6 +25,8 @@ class ModelHandle(ABC):
         self._connection = connection
         self.pins = Pins(self)
         """Prompts whose pages stay in L2 for a while."""
+        self.prefetches = Prefetches(self)
+        """Prefetches that nobody waits for."""
 
     @property
     def routing_figures(self) -> RoutingFigures:
@@ -33,6 +36,10 @@ class ModelHandle(ABC):
     @abstractmethod
     async def stats_by_engine(self) -> dict[str, dict[str, Any] | None]:
         """Counters and gauges of each engine, by its name; None for one that is away."""
+
+    @abstractmethod
+    async def prefetch_state(self, prefetch_id: str) -> dict[str, Any] | None:
+        """What the engines know of a prefetch; see `Prefetches.state`."""
 
     async def generate(
         self,

@@ -11,12 +11,15 @@ from raydix.runtime.api.request_stream import error_of
 from raydix.runtime.messages.client import PrefetchPrompt, RequestDelta
 
 Answer = asyncio.Future[RequestDelta]
+Taken = asyncio.Future[None]
+"""Completed once an engine has taken a prefetch in."""
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenPrefetch:
     message: PrefetchPrompt
     answer: Answer
+    taken: Taken | None
 
 
 class OpenPrefetches:
@@ -31,10 +34,10 @@ class OpenPrefetches:
         return [asking for asking, each in self._open.items() if not each.answer.done()]
 
     @contextlib.contextmanager
-    def waiting(self, message: PrefetchPrompt) -> Iterator[Answer]:
-        """Meanwhile its last news, if it did not fail, completes the answer."""
+    def waiting(self, message: PrefetchPrompt, taken: Taken | None) -> Iterator[Answer]:
+        """Meanwhile its first news completes `taken`, and its last the answer, unless it failed."""
         answer: Answer = asyncio.get_running_loop().create_future()
-        self._open[message.asking] = _OpenPrefetch(message, answer)
+        self._open[message.asking] = _OpenPrefetch(message, answer, taken)
         try:
             yield answer
         finally:
@@ -45,8 +48,14 @@ class OpenPrefetches:
         """The same as another asking, whose news its caller waits for from now on."""
         former = self._open.pop(asking)
         message = replace(former.message, asking=again)
-        self._open[again] = _OpenPrefetch(message, former.answer)
+        self._open[again] = replace(former, message=message)
         return message
+
+    def note_taken(self, asking: AskingId) -> None:
+        """Take the first news of an asking, which may be no prefetch."""
+        prefetch = self._open.get(asking)
+        if prefetch is not None and prefetch.taken is not None and not prefetch.taken.done():
+            prefetch.taken.set_result(None)
 
     def end(self, delta: RequestDelta) -> None:
         """Take the last news of an asking, which may be no prefetch."""

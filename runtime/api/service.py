@@ -124,6 +124,11 @@ class AsyncService(ModelHandle):
         """
         return await explained(partial(self._first, "explain"), str(request_id))
 
+    async def prefetch_state(self, prefetch_id: str) -> dict[str, Any] | None:
+        """What the engine that has taken a prefetch knows of it; see `Prefetches.state`."""
+        state: dict[str, Any] | None = await self._first("prefetch_state", str(prefetch_id))
+        return state
+
     async def wait_ended(self) -> None:
         """Wait until every engine has ended. Raises EngineDead: why the last one did."""
         handles = await self._connection.handles()

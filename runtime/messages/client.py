@@ -104,8 +104,9 @@ class RetainSession:
 class PrefetchPrompt:
     """A hint that requests with this prompt may follow: bring to L2 what L3 has of it.
 
-    Answered by one delta: PREFETCH, with the prompt's tokens by source as a request would have
-    found them. `AbortRequest` ends it. Never stale, as `SubmitRequest`.
+    Answered by a delta that says nothing, once it is taken in, and a last one: PREFETCH, with the
+    prompt's tokens by source as a request would have found them. `AbortRequest` ends it. Never
+    stale, as `SubmitRequest`.
     """
 
     asking: AskingId

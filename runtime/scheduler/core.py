@@ -165,6 +165,10 @@ class SchedulerCore:
         """Explain where a recent request's prompt came from, by token range; None if unknown."""
         return self._life.explanations.find(request_id)
 
+    def prefetch_state(self, request_id: RequestId) -> dict[str, Any] | None:
+        """How far a client's prefetch has come, or what has become of it; None if unknown."""
+        return self._hints.told(request_id)
+
     def stats(self) -> dict[str, Any]:
         """Counters (they only grow), distributions and gauges, by name."""
         return {
@@ -362,7 +366,7 @@ class SchedulerCore:
         turns = AdmissionTurns(
             settings, attempts, source=self._source, life=self._life, timers=self._timers
         )
-        drafter = Drafter(
+        rows = Drafter(
             settings,
             rates=rates,
             turns=turns,
@@ -370,11 +374,6 @@ class SchedulerCore:
             timers=self._timers,
             counters=self._counters,
         )
-        return Planner(
-            settings,
-            lanes=self._lanes,
-            rates=rates,
-            rows=drafter,
-            copies=CopyDrafter(requests=self._requests, source=self._source),
-            timers=self._timers,
-        )
+        lanes, timers = self._lanes, self._timers
+        copies = CopyDrafter(requests=self._requests, source=self._source)
+        return Planner(settings, lanes=lanes, rates=rates, rows=rows, copies=copies, timers=timers)

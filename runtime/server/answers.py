@@ -8,9 +8,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 
-def json_answer(value: BaseModel, headers: Mapping[str, str] | None = None) -> Response:
+def json_answer(
+    value: BaseModel, headers: Mapping[str, str] | None = None, status: int = 200
+) -> Response:
     """An answer by its model, written once: FastAPI would check and convert it again."""
-    return Response(value.model_dump_json(), media_type="application/json", headers=headers)
+    return Response(value.model_dump_json(), status, headers, "application/json")
 
 
 def json_figures(values: dict[str, Any]) -> Response:

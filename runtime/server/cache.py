@@ -22,28 +22,56 @@ from raydix.runtime.server.wire.cache import (
     PinRequest,
     PinShown,
     PinsShown,
-    Prefetched,
+    PrefetchBegun,
     PrefetchRequest,
+    PrefetchShown,
 )
 
 
 def cache_routes(served: Served) -> APIRouter:
     """The routes `/cache/prefetches` and `/cache/pins`."""
     router = APIRouter(prefix="/cache", route_class=JsonRoute, responses=REFUSALS)
+    _add_prefetches(router, served)
+    _add_pins(router, served)
+    return router
 
-    @router.post("/prefetches", response_model=Prefetched)
+
+def _add_prefetches(router: APIRouter, served: Served) -> None:
+    @router.post("/prefetches", response_model=PrefetchBegun, status_code=202)
     async def prefetch(body: PrefetchRequest, request: Request) -> Response:
-        """Bring to L2 what L3 has of a prompt; answers once it is there."""
+        """Begin to bring to L2 what L3 has of a prompt."""
         caller = caller_of(request)
 
-        async def work() -> dict[str, int]:
+        async def work() -> str:
             token_ids = await _token_ids(served, body, caller)
             client = await served.engine.connected()
-            return await client.prefetch(token_ids, caller.within_tenant(body.cache_salt))
+            return await client.begin_prefetch(token_ids, caller.within_tenant(body.cache_salt))
 
-        sources = await while_connected(request.receive, work())
-        return json_answer(Prefetched(tokens_by_source=sources))
+        begun = PrefetchBegun(request_id=await while_connected(request.receive, work()))
+        return json_answer(begun, status=202)
 
+    @router.get("/prefetches/{request_id}", response_model=PrefetchShown)
+    async def prefetch_state(request_id: str, request: Request) -> Response:
+        """How far a prefetch of the caller's tenant has come."""
+        state = await served.engine.prefetch_state(request_id)
+        if state is None or not caller_of(request).owns(TenantId(state["tenant_id"])):
+            text = (
+                f"There is no prefetch {request_id!r:.80} of yours, or others have ended since. "
+                "POST /cache/prefetches tells the name of each."
+            )
+            kind = "invalid_request_error"
+            raise RequestRefused(failure(404, text, kind, code="prefetch_not_found"))
+        shown = PrefetchShown(
+            request_id=request_id,
+            status=state["status"],
+            found_keys=state["num_found_pages"],
+            total_keys=state["num_pages"],
+            tokens_by_source=state["tokens_by_source"],
+        )
+        return json_answer(shown)
+
+
+def _add_pins(router: APIRouter, served: Served) -> None:
     @router.post("/pins", response_model=Pinned)
     async def pin(body: PinRequest, request: Request) -> Response:
         """Bring to L2 what L3 has of a prompt, and hold what is there of it for a while."""
@@ -82,8 +110,6 @@ def cache_routes(served: Served) -> APIRouter:
                 (await served.engine.connected()).tell_all(unpinning(pin))
                 return Response(status_code=204)
         raise _no_pin(f"There is no pin {pin_id!r:.80} of yours.")
-
-    return router
 
 
 async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list[int]:

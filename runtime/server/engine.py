@@ -49,3 +49,7 @@ class ServedEngine(Protocol):
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a request's prompt came from."""
         ...
+
+    async def prefetch_state(self, prefetch_id: str) -> dict[str, Any] | None:
+        """What is known of a prefetch."""
+        ...

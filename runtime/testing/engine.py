@@ -106,6 +106,10 @@ class InProcessEngine:
         answer = await known[method](*unpack_values(pack_values(arguments)))
         return unpack_values(pack_values(answer))
 
+    async def prefetch_state(self, request_id: str) -> dict[str, Any] | None:
+        """How far a client's prefetch has come, or what has become of it."""
+        return await self._supervisor.scheduler_calls.prefetch_state(request_id)
+
     async def settle(self, timeout_s: float = 30.0) -> dict[str, Any]:
         """Wait until nothing is in flight between any two actors. Returns the figures.
 

@@ -82,3 +82,7 @@ class InProcessLLM:
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Explain a request. Raises UnknownRequest if the engine does not know it any more."""
         return await explained(self._engine.explain, request_id)
+
+    async def prefetch_state(self, request_id: str) -> dict[str, Any] | None:
+        """What the engine knows of a prefetch."""
+        return await self._engine.prefetch_state(request_id)

@@ -10,7 +10,9 @@ from raydix.ids import PinId
 from raydix.runtime.cache.page_key import root_key
 from raydix.runtime.cache.standing import Kept
 from raydix.runtime.messages.client import (
+    FinishReason,
     PrefetchPrompt,
+    RequestDelta,
     RetainSession,
     SubmitRequest,
     UnpinPrompt,
@@ -39,6 +41,10 @@ class HintOfOthers(AssertionError):
 
 class EarlyLoadInTheWay(AssertionError):
     """Pages were loaded for a session that is to go on, though requests waited."""
+
+
+class MistoldPrefetch(AssertionError):
+    """Whoever asks about a prefetch hears something else than its client."""
 
 
 class EarlyLoadLaw:
@@ -165,3 +171,14 @@ def check_pins(host: HostMemoryCore) -> None:
         for held in pins.values():
             if tenant != tenant_of(held.pin.cache_salt):
                 raise HintOfOthers(f"a pin of {held.pin.cache_salt} counts for another tenant")
+
+
+def check_told(core: SchedulerCore, delta: RequestDelta) -> None:
+    """Raise MistoldPrefetch if a prefetch ends, and who asks for it would hear something else."""
+    if delta.finished is not FinishReason.PREFETCH:
+        return
+    told = core.prefetch_state(delta.request_id)
+    if told is None or told["tokens_by_source"] != delta.cached_tokens_by_source:
+        raise MistoldPrefetch(f"{delta.request_id}: {told} instead of {delta}")
+    if told["status"] != "completed" or not 0 <= told["num_found_pages"] <= told["num_pages"]:
+        raise MistoldPrefetch(f"{delta.request_id}: {told}")

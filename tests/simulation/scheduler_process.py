@@ -15,7 +15,7 @@ from raydix.runtime.scheduler.expert_plans import plan_experts
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
-from tests.simulation.hints import EarlyLoadLaw, check_hints
+from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
 from tests.simulation.named_pages import NamedPages
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ class SchedulerProcess:
             case events.SendHost():
                 self._send(effect.connection, effect.message)
             case events.SendClient():
+                check_told(self.core, effect.delta)
                 if (client := self._clients.get(effect.client_id)) is not None:
                     client.add(effect.delta)
             case events.SendTokens():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from raydix.ids import TenantId, UserId
+from raydix.ids import RequestId, TenantId, UserId
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.pins import HostPins
 from raydix.runtime.cache.host.retention import HostRetention
@@ -12,6 +12,7 @@ from raydix.runtime.cache.keep_budget import Keep, KeepBudget
 from raydix.runtime.cache.radix_retention import RadixRetention
 from raydix.runtime.config.policies import LoadPolicy, WritePolicy
 from raydix.runtime.scheduler.life import early_loads, hints, retention
+from raydix.runtime.scheduler.life.prefetch_states import PrefetchProgress, PrefetchStates
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request import users
 from raydix.runtime.scheduler.request.transfers import Load
@@ -137,7 +138,19 @@ def early_loads_count_when_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(CopyDrafter, "_take_loads", take)
 
 
+def prefetches_that_come_again_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has become of a prefetch counts for later ones of its name, too."""
+    add = PrefetchStates.add
+
+    def add_once(self: PrefetchStates, name: RequestId, progress: PrefetchProgress) -> None:
+        if self.find(name) is None:
+            add(self, name, progress)
+
+    monkeypatch.setattr(PrefetchStates, "add", add_once)
+
+
 CASES = [
+    Case(mutant=prefetches_that_come_again_keep_their_state, workload=PINNING),
     Case(mutant=early_loads_begin_where_requests_wait, workload=RESUMING),
     Case(mutant=early_loads_count_when_they_are_sent, workload=RESUMING),
     Case(mutant=kept_objects_outlive_their_budget, workload=STORING),

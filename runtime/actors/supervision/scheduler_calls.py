@@ -26,11 +26,16 @@ class SchedulerCalls:
     @property
     def all(self) -> tuple[Callable[..., Any], ...]:
         """The methods that clients may call."""
-        return (self.explain, self.begin_recording, self.take_recording, self.end_recording)
+        recording = (self.begin_recording, self.take_recording, self.end_recording)
+        return (self.explain, self.prefetch_state, *recording)
 
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range; None if not known."""
         return await (await self._scheduler.serving()).call("explain", request_id)
+
+    async def prefetch_state(self, request_id: str) -> dict[str, Any] | None:
+        """How far a client's prefetch has come, or what has become of it; None if not known."""
+        return await (await self._scheduler.serving()).call("prefetch_state", request_id)
 
     async def begin_recording(self, block_tokens: int | None) -> dict[str, Any]:
         """Record requests from now on, in blocks of so many tokens; None: of a page's.

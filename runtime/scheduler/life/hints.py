@@ -6,9 +6,9 @@ them when no request's pages wait.
 """
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
-from raydix.ids import ClientId, PinId
+from raydix.ids import ClientId, PinId, RequestId
 from raydix.runtime.cache.kv_match import match_groups
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -25,6 +25,11 @@ from raydix.runtime.messages.retention import EndUse, Pin, ReleasePin
 from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.events import SendClient
+from raydix.runtime.scheduler.life.prefetch_states import (
+    PrefetchProgress,
+    PrefetchStates,
+    PrefetchStatus,
+)
 from raydix.runtime.scheduler.life.refusals import refuse_as_closing, refuse_prefetch
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
@@ -64,6 +69,35 @@ class Hints:
         self._outbox = outbox
         self._timers = timers
         self._counters = counters
+        self._ended = PrefetchStates()
+
+    def told(self, name: RequestId) -> dict[str, Any] | None:
+        """How far a client's prefetch has come, or what has become of it; None if not known."""
+        hint, progress = self._requests.hints.get(name), self._ended.find(name)
+        if hint is not None and hint.client is not None:
+            progress = self._progress(hint, PrefetchStatus.PENDING)
+        return None if progress is None else progress.told()
+
+    def _progress(
+        self,
+        hint: PrefetchHint,
+        status: PrefetchStatus,
+        tokens_by_source: dict[str, int] | None = None,
+    ) -> PrefetchProgress:
+        return PrefetchProgress(
+            status=status,
+            tenant_id=tenant_of(hint.chain.cache_salt),
+            num_pages=self._settings.reusable_pages(hint.chain.num_prompt),
+            num_found_pages=self._num_found_pages(hint),
+            tokens_by_source=tokens_by_source,
+        )
+
+    def _num_found_pages(self, hint: PrefetchHint) -> int:
+        """How many leading pages could be used by now; none before the lookup."""
+        by_group, layout = hint.prefetch.by_group, self._settings.layout
+        if not by_group:
+            return 0
+        return match_groups(layout.groups, by_group, page_size=layout.page_size).num_pages
 
     def take(self, client_id: ClientId, message: PrefetchPrompt | UnpinPrompt) -> None:
         """Queue a hint, or have a pin released."""
@@ -80,13 +114,11 @@ class Hints:
         self._source.tell(ReleasePin(pin_id=message.pin_id, tenant=message.tenant))
 
     def submit(self, client_id: ClientId, message: PrefetchPrompt) -> None:
-        """Queue a hint, or refuse it with a typed failure."""
+        """Queue a hint, or refuse it with a typed failure; the client hears which."""
         failure = self._refusal(message)
+        delta = RequestDelta(asking=message.asking, request_id=message.request_id, failure=failure)
+        self._outbox.emit(SendClient(client_id=client_id, delta=delta))
         if failure is not None:
-            delta = RequestDelta(
-                asking=message.asking, request_id=message.request_id, failure=failure
-            )
-            self._outbox.emit(SendClient(client_id=client_id, delta=delta))
             return
 
         self._requests.add_hint(
@@ -181,20 +213,20 @@ class Hints:
         if hint.rests is not None:
             self._end_return(hint, hint.rests)
             return
-        layout = self._settings.layout
-        found = match_groups(layout.groups, hint.prefetch.by_group, page_size=layout.page_size)
-
         ranges = attribute(
             hint.chain.num_prompt,
             hint.prefetch,
             self._settings,
-            tiers=bytes([PageSource.L2]) * found.num_pages,
+            tiers=bytes([PageSource.L2]) * self._num_found_pages(hint),
             num_left_pages=0,
         )
 
         self._counters.count(Count.PREFETCHES)
         num_pinned = num_pinned_pages * self._settings.page_size
-        self._answer(hint, FinishReason.PREFETCH, total_by_source(ranges), num_pinned)
+        sources = total_by_source(ranges)
+        progress = self._progress(hint, PrefetchStatus.COMPLETED, sources)
+        self._ended.add(hint.request_id, progress)
+        self._answer(hint, FinishReason.PREFETCH, sources, num_pinned)
 
     def _end_return(self, hint: PrefetchHint, rests: EndUse) -> None:
         """Let a session rest on, unless its next request has come meanwhile."""
@@ -222,6 +254,7 @@ class Hints:
 
     def _cancel(self, hint: PrefetchHint) -> None:
         """Look a hint up no more; its pin, of which a report may be on its way, is released."""
+        self._ended.add(hint.request_id, self._progress(hint, PrefetchStatus.CANCELLED))
         self._source.cancel_lookup(hint)
         if hint.pin is not None:
             self._source.tell(ReleasePin(pin_id=hint.pin.pin_id, tenant=hint.pin.tenant))

@@ -1,6 +1,6 @@
 """JSON of the routes below `/cache/`, whose names are LMCache's."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -33,15 +33,32 @@ class PinRequest(CachedPrompt):
     """Seconds; no more than cache.retention.max_keep_s count."""
 
 
-class Prefetched(WireAnswer):
-    """Where the prompt's tokens were."""
+class PrefetchBegun(WireAnswer):
+    """A prefetch that has been taken in."""
 
-    tokens_by_source: dict[str, int]
+    request_id: str
+    """The name by which it is asked about."""
+    status: Literal["submitted"] = "submitted"
 
 
-class Pinned(Prefetched):
+class PrefetchShown(WireAnswer):
+    """How far a prefetch has come."""
+
+    request_id: str
+    status: Literal["pending", "completed", "cancelled"]
+    found_keys: int
+    """The leading pages of the prompt that are in L1 or L2."""
+    total_keys: int
+    """The full pages of the prompt."""
+    tokens_by_source: dict[str, int] | None
+    """Where the prompt's tokens were, once it is completed."""
+
+
+class Pinned(WireAnswer):
     """What came of a pin."""
 
+    tokens_by_source: dict[str, int]
+    """Where the prompt's tokens were."""
     pin_id: str | None
     """The name by which it is released; null: nothing of the prompt is there, or there is no room.
     """

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from raydix.errors import BadRequest, EngineDead, Overloaded
+from raydix.errors import BadRequest, Cancelled, EngineDead, Overloaded
 from raydix.ids import PinId
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -74,6 +74,13 @@ async def test_a_prefetch_fails_with_the_link(client, link):
         await client.prefetch([1])
 
 
+async def test_a_prefetch_is_cancelled_with_its_client(client, link):
+    task, _ = await prefetching(client, link)
+    await client.close()
+    with pytest.raises(Cancelled):
+        await task
+
+
 async def test_a_prompt_that_cannot_be_is_not_prefetched(client, link):
     for prompt in ([], [999], list(range(16))):
         with pytest.raises(BadRequest):
@@ -81,3 +88,47 @@ async def test_a_prompt_that_cannot_be_is_not_prefetched(client, link):
     with pytest.raises(BadRequest, match="cache_salt"):
         await client.prefetch([1], "")
     assert not link.sent
+
+
+async def begun(client, link):
+    """A prefetch whose caller waits until it is taken in: its task and its id."""
+    task = asyncio.create_task(client.begin_prefetch([1, 2, 3], "salt"))
+    await turns()
+    [message] = link.sent_of(PrefetchPrompt)
+    return task, message.request_id
+
+
+async def test_a_begun_prefetch_has_a_name_once_it_is_taken_in_and_goes_on(client, link):
+    task, request_id = await begun(client, link)
+    assert not task.done()
+    link.deliver(delta(request_id))
+    assert await task == request_id
+    assert client.num_requests == 1
+    link.deliver(delta(request_id, finished=FinishReason.PREFETCH))
+    await turns()
+    assert client.num_requests == 0
+    assert not link.sent_of(AbortRequest)
+
+
+async def test_a_begun_prefetch_that_is_refused_raises_its_error(client, link):
+    task, request_id = await begun(client, link)
+    link.deliver(failed(request_id, FailureKind.OVERLOADED, "full"))
+    with pytest.raises(Overloaded, match="full"):
+        await task
+
+
+async def test_who_leaves_before_a_prefetch_is_taken_in_ends_it(client, link):
+    task, request_id = await begun(client, link)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await turns()
+    assert link.sent_of(AbortRequest) == [AbortRequest(asking=1, request_id=request_id)]
+
+
+async def test_a_begun_prefetch_ends_with_its_client(client, link):
+    task, request_id = await begun(client, link)
+    link.deliver(delta(request_id))
+    await task
+    await client.close()
+    await turns()
+    assert not client._begun

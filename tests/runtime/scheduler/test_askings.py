@@ -49,12 +49,13 @@ class Asker:
         self.say(message, client)
 
     @property
-    def endings(self) -> list[tuple[ClientId, int, FinishReason | FailureKind | None]]:
+    def endings(self) -> list[tuple[ClientId, int, FinishReason | FailureKind]]:
         """Client, asking and how it ended, in order."""
-        return [
+        ends = [
             (client, delta.asking, delta.finished if delta.failure is None else delta.failure.kind)
             for client, delta in self.heard
         ]
+        return [(client, asking, end) for client, asking, end in ends if end is not None]
 
     @property
     def num_live(self) -> float:

@@ -1,5 +1,6 @@
 """Prefetches and pins over HTTP: by text, ids or a conversation, for the caller's tenant alone."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from raydix.runtime.api.pins import Pins
+from raydix.runtime.api.prefetches import Prefetches
 from tests.runtime.server.served_engine import ALICE, BOB, MODEL, Server, engine_keys, serving
 
 PROMPT = "A prompt of several pages that a session of agents begins with, word by word. " * 2
@@ -87,16 +89,51 @@ async def test_nothing_is_pinned_of_what_is_not_there(server: Server) -> None:
         assert (status, pinned["pin_id"], pinned["pinned_tokens"]) == (200, None, 0)
 
 
+async def prefetched(server: Server, key: str, **body: Any) -> Any:
+    """What is told of a prefetch once it has ended."""
+    status, begun = await call(server, key, "POST", "/cache/prefetches", **body)
+    assert (status, begun["status"]) == (202, "submitted"), begun
+    while True:
+        status, shown = await call(server, key, "GET", f"/cache/prefetches/{begun['request_id']}")
+        assert (status, shown["request_id"]) == (200, begun["request_id"])
+        if shown["status"] != "pending":
+            return shown
+
+
 async def test_a_prompt_may_be_text_ids_or_a_conversation(server: Server) -> None:
     _, told = await call(server, ALICE, "POST", "/tokenize", prompt=PROMPT)
     for body in ({"prompt": PROMPT}, {"token_ids": told["tokens"]}):
-        status, found = await call(server, ALICE, "POST", "/cache/prefetches", **body)
-        assert status == 200
-        assert sum(found["tokens_by_source"].values()) == told["count"]
+        shown = await prefetched(server, ALICE, **body)
+        assert sum(shown["tokens_by_source"].values()) == told["count"]
     messages = [{"role": "user", "content": PROMPT}]
-    status, found = await call(server, ALICE, "POST", "/cache/prefetches", messages=messages)
-    assert status == 200
-    assert sum(found["tokens_by_source"].values()) > told["count"]
+    shown = await prefetched(server, ALICE, messages=messages)
+    assert sum(shown["tokens_by_source"].values()) > told["count"]
+
+
+async def test_a_prefetch_is_shown_to_its_tenant_alone(server: Server) -> None:
+    await generate(server, ALICE)
+    await server.engine.settle()
+    shown = await prefetched(server, ALICE, prompt=PROMPT)
+    assert (shown["status"], shown["found_keys"]) == ("completed", shown["total_keys"])
+    assert shown["total_keys"] > 1
+
+    path = f"/cache/prefetches/{shown['request_id']}"
+    for _ in range(2):
+        assert await call(server, ALICE, "GET", path) == (200, shown)
+    status, others = await call(server, BOB, "GET", path)
+    _, unknown = await call(server, BOB, "GET", path.replace("-", "+"))
+    assert (status, others["error"]["code"]) == (404, "prefetch_not_found")
+    assert unknown["error"]["message"] == others["error"]["message"].replace("-", "+")
+    assert (await prefetched(server, BOB, prompt=PROMPT))["found_keys"] == 0
+
+
+async def test_python_begins_prefetches_and_asks_for_their_state(server: Server) -> None:
+    prefetches = Prefetches(server.llm)
+    name = await prefetches.begin("A prompt of which nothing is known. " * 3)
+    while (state := await prefetches.state(name))["status"] == "pending":
+        await asyncio.sleep(0)
+    assert (state["status"], state["num_found_pages"]) == ("completed", 0)
+    assert await prefetches.state("another") is None
 
 
 @pytest.mark.parametrize(

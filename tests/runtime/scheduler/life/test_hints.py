@@ -56,7 +56,7 @@ def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:
     )
     driver.to_host.clear()
     driver.report_lookup(name, [L1, L2, PENDING, PENDING])
-    assert name not in driver.answers
+    assert driver.answers[name].ending is None
     driver.report_lookup(name, [L1, L2, L3, NOT_FOUND])
     sources = {"l1": 4, "l2": 4, "l3": 4, "computed:not_found": 4, "computed:partial_page": 1}
 
@@ -64,6 +64,37 @@ def test_prefetch_tells_where_the_tokens_were_and_computes_nothing() -> None:
     assert driver.answers[name].ending == "prefetch"
     assert not driver.plans[0]
     assert driver.core.is_idle
+
+
+def test_a_prefetch_is_told_of_while_it_goes_on_and_afterwards() -> None:
+    driver = driver_with()
+
+    def told(name: str) -> tuple[Any, ...] | None:
+        state = driver.core.prefetch_state(RequestId(name))
+        return state and (state["status"], state["num_found_pages"], state["num_pages"])
+
+    assert told("hint") is None
+    name = prefetch(driver, PROMPT, salt="s")
+    assert told(name) == ("pending", 0, 4)
+    driver.report_lookup(name, [L2, L3, PENDING, PENDING])
+    assert told(name) == ("pending", 2, 4)
+    driver.report_lookup(name, [L2, L3, L3, NOT_FOUND])
+    assert told(name) == ("completed", 3, 4)
+    state = driver.core.prefetch_state(RequestId(name))
+    assert state is not None
+    assert state["tokens_by_source"] == driver.answers[name].sources
+    assert state["tenant_id"] == tenant_of("s")
+
+    driver.abort(prefetch(driver, PROMPT, "aborted"))
+    prefetch(driver, PROMPT, "orphan")
+    driver.send(events.ClientGone(client_id=CLIENT))
+    assert told("aborted") == told("orphan") == ("cancelled", 0, 4)
+
+
+def test_a_prefetch_that_is_refused_is_not_remembered() -> None:
+    driver = driver_with()
+    prefetch(driver, [], "empty")
+    assert driver.core.prefetch_state(RequestId("empty")) is None
 
 
 def test_prefetch_holds_nothing_and_counts_as_no_request() -> None:
@@ -176,7 +207,7 @@ def test_prefetch_under_an_id_in_use_is_refused() -> None:
 def test_hints_beyond_the_bound_are_refused_with_a_time_to_try_again() -> None:
     driver = driver_with()
     names = [prefetch(driver, PROMPT, f"hint-{index}") for index in range(257)]
-    assert [name for name in names if name in driver.answers] == names[-1:]
+    assert [name for name in names if driver.answers[name].ending is not None] == names[-1:]
     assert driver.answers[names[-1]].ending == "Overloaded"
     assert driver.answers[names[-1]].retry_after_s > 0
     driver.host_turn()
@@ -189,8 +220,8 @@ def test_hints_of_one_tenant_leave_room_for_those_of_others() -> None:
     driver = driver_with()
     names = [prefetch(driver, PROMPT, f"hint-{each}", f"alice/{each}") for each in range(200)]
     other = prefetch(driver, PROMPT, "other", "bob/")
-    assert [name for name in names if name in driver.answers] == names[128:]
-    assert other not in driver.answers
+    assert [name for name in names if driver.answers[name].ending is not None] == names[128:]
+    assert driver.answers[other].ending is None
 
 
 def test_prompt_without_a_full_page_is_answered_at_once() -> None:

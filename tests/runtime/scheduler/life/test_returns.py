@@ -180,7 +180,7 @@ def test_sessions_that_return_keep_no_client_from_its_prefetch(
         asking=driver.new_asking("p"), request_id=RequestId("p"), token_ids=int32_array(B)
     )
     driver.send(events.ClientMessage(client_id=CLIENT, message=message))
-    assert "p" not in driver.answers, "it is looked up"
+    assert driver.answers["p"].ending is None, "it is looked up"
 
     for _ in range(3):
         for lookup in lookups(driver):
