@@ -23,16 +23,21 @@ def pages_between(page_ids: PageIds, start: int, stop: int | None = None) -> Pag
     return tuple([ids[start:stop] for ids in page_ids])
 
 
-def spread(page_ids: PageIds, places: Sequence[Sequence[int]], start: int, stop: int) -> PageIds:
-    """A run of pages [start, stop), of which each group has those at its `places` alone."""
+def spread(
+    page_ids: PageIds, places: Sequence[Sequence[int]], start: int, num_pages: int
+) -> PageIds:
+    """A run of pages from `start` on, of which each group has those at its `places` alone."""
     pairs = zip(page_ids, places, strict=True)
-    return tuple([_spread(ids, each, start, stop) for ids, each in pairs])
+    return tuple(
+        [
+            ids if len(ids) == num_pages else _spread(ids, each, start, num_pages)
+            for ids, each in pairs
+        ]
+    )
 
 
-def _spread(page_ids: Int32Array, places: Sequence[int], start: int, stop: int) -> Int32Array:
-    if len(places) == stop - start:
-        return page_ids
-    run = np.zeros(stop - start, dtype=np.int32)
+def _spread(page_ids: Int32Array, places: Sequence[int], start: int, num_pages: int) -> Int32Array:
+    run = np.zeros(num_pages, dtype=np.int32)
     run[np.asarray(places, dtype=np.intp) - start] = page_ids
     return frozen(run)
 
@@ -86,9 +91,13 @@ class PagePools:
         """A figure of each group's pool."""
         return tuple([what(pool) for pool in self._pools])
 
+    def has_free(self, num_pages: Sequence[int]) -> bool:
+        """Whether each group has so many free pages."""
+        return all(num <= pool.num_free for num, pool in zip(num_pages, self._pools, strict=True))
+
     def allocate(self, num_pages: Sequence[int]) -> PageIds | None:
         """Take so many free pages of each group; None, and no change, if one has fewer."""
-        if any(num > pool.num_free for num, pool in zip(num_pages, self._pools, strict=True)):
+        if not self.has_free(num_pages):
             return None
         pairs = zip(num_pages, self._pools, strict=True)
         taken = [pool.allocate(num) for num, pool in pairs]

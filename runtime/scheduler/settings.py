@@ -113,7 +113,7 @@ class SchedulerSettings:
     """Seconds of a step with prompts that do not depend on its tokens, before one is observed."""
     start_load_bytes_per_s: float = 10e9
 
-    @property
+    @cached_property
     def page_size(self) -> int:
         """Tokens per page."""
         return self.layout.page_size
@@ -123,7 +123,7 @@ class SchedulerSettings:
         """Ranks that step together, and live and die together."""
         return self.lanes_per_group * self.ranks_per_lane
 
-    @property
+    @cached_property
     def num_groups(self) -> int:
         """The number of KV groups."""
         return len(self.layout.groups)
@@ -160,7 +160,7 @@ class SchedulerSettings:
         """Pages from one regular checkpoint of windows to the next; None without windows."""
         return checkpoint_distance(self.layout)
 
-    @property
+    @cached_property
     def keeps_windows(self) -> bool:
         """Whether windows before checkpoints are copied to L2."""
         return self.has_windows and self.has_host_memory and self.prefix_caching

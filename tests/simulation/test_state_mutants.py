@@ -52,9 +52,9 @@ def states_are_written_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run goes on in the page of the state before, which others may share."""
     grow = Lane.grow_table
 
-    def grow_in_place(self: Lane, request: RequestState, num_pages: int) -> bool:
+    def grow_in_place(self: Lane, request: RequestState, num_more: int) -> bool:
         start = len(request.table)
-        has_grown = grow(self, request, num_pages)
+        has_grown = grow(self, request, num_more)
         states = request.table._page_ids[STATE]
         if has_grown and start and len(states) > start and states[start - 1]:
             states[start] = states[start - 1]

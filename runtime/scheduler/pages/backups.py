@@ -1,6 +1,5 @@
 """Which pages are copied from L1 to L2, and when."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -154,7 +153,7 @@ class BackupQueue:
         for run in tree.unlocked():
             pages = list(pages_with_keys(split_keys(run.keys), run.page_ids))
             # There is no later time for those that would be too many.
-            self._add(pages, self._groups, most=math.inf)
+            self._add(pages, self._groups, most=None)
 
     def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
@@ -242,11 +241,11 @@ class BackupQueue:
         dirty = self._dirty[group]
         most = pages_of_plan(self._settings.layout.host_page_bytes(group))
         limit = min(most, self._host.num_granted(group))
-        while dirty and len(keys) < limit:
-            key, page_id = dirty.popitem(last=False)
-            if not self._host.keys.has(group, key):
-                keys.append(key)
-                page_ids.append(page_id)
+        while num_pages := min(len(dirty), limit - len(keys)):
+            oldest = dict([dirty.popitem(last=False) for _ in range(num_pages)])
+            lacking = self._host.keys.lacking(group, oldest)
+            keys += lacking
+            page_ids += [oldest[key] for key in lacking]
         self._copying[group].update(keys)
         return keys, page_ids
 
@@ -321,7 +320,7 @@ class BackupQueue:
         self._add(pages, groups)
 
     def _add(
-        self, pages: Sequence[NewPage], groups: Iterable[int], most: float = _MAX_DIRTY_PAGES
+        self, pages: Sequence[NewPage], groups: Iterable[int], most: int | None = _MAX_DIRTY_PAGES
     ) -> None:
         """Copy pages in those groups that hold them; in WINDOW groups only before checkpoints."""
         for group in groups:
@@ -334,7 +333,7 @@ class BackupQueue:
             self._add_to(group, held, most)
 
     def _add_to(
-        self, group: int, pages: Mapping[PageKey, int], most: float = _MAX_DIRTY_PAGES
+        self, group: int, pages: Mapping[PageKey, int], most: int | None = _MAX_DIRTY_PAGES
     ) -> None:
         """Copy pages of one group, key to page id, in this order, unless `most` wait already.
 
@@ -343,13 +342,12 @@ class BackupQueue:
         if not self._settings.has_host_memory:
             return
         dirty, copying = self._dirty[group], self._copying[group]
-        for key in self._host.keys.lacking(group, pages):
-            if key in dirty or key in copying:
-                continue
-            if len(dirty) >= most:
-                self._counters.count(Count.BACKUP_QUEUE_FULL)
-            else:
-                dirty[key] = pages[key]
+        lacking = self._host.keys.lacking(group, pages)
+        new = [key for key in lacking if key not in dirty and key not in copying]
+        kept = new if most is None else new[: max(0, most - len(dirty))]
+        dirty.update({key: pages[key] for key in kept})
+        if len(kept) < len(new):
+            self._counters.count(Count.BACKUP_QUEUE_FULL, len(new) - len(kept))
 
 
 def _inspected_page(node: RadixNode | None, short_key: bytes) -> NewPage | None:

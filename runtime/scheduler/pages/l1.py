@@ -58,10 +58,6 @@ class L1:
         """Pages that can be taken now."""
         return self.pools.count(lambda pool: pool.num_free)
 
-    def has_free(self, num_pages: PageCounts) -> bool:
-        """Whether so many pages can be taken now."""
-        return all(num <= self.pools.group(group).num_free for group, num in enumerate(num_pages))
-
     def figures(self) -> dict[str, int]:
         """Pages of each KV group by state; locked ones are cached, cached ones are used."""
         figures: dict[str, int] = {}
@@ -102,9 +98,11 @@ class L1:
     def allocate(self, num_pages: PageCounts) -> PageIds | None:
         """Take free pages of every KV group, evicting as needed; None if they are not free yet."""
         self._backups.note_taken(num_pages)
-        if not self.has_free(num_pages):
+        taken = self.pools.allocate(num_pages)
+        if taken is None:
             self.make_room(num_pages)
-        return self.pools.allocate(num_pages)
+            taken = self.pools.allocate(num_pages)
+        return taken
 
     def release(self, page_ids: PageIds, *, last_step: int | None = None) -> None:
         """Give pages back that the tree does not hold, or no more.
@@ -121,7 +119,7 @@ class L1:
         at_once = [max(0, num - num_free) for num, num_free in zip(num_pages, free, strict=True)]
         self.evict(at_once, last_step=self.pools.acknowledged_step)
 
-        if not self.has_free(num_pages):
+        if not self.pools.has_free(num_pages):
             self.evict(self.num_lacking(num_pages))
 
     def evict(self, num_pages: Sequence[int], *, last_step: int | None = None) -> None:

@@ -29,7 +29,7 @@ class WaitingQueue:
 
     A request whose turn has come is admitted, or lacks room, or waits for something of its own. In
     the last case it is parked, so that others have their turn, until what it waits for may have
-    happened: until `wake`, `page_came` for the page that it lacks, or `leader_stopped`.
+    happened: until `wake`, `pages_came` with the page that it lacks, or `leader_stopped`.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -177,7 +177,7 @@ class WaitingQueue:
     def park(
         self, request: RequestState, *, lacks: PageKey | None, leader: RequestId | None = None
     ) -> None:
-        """Look at others until `page_came` for `lacks`, `leader_stopped`, or `wake`."""
+        """Look at others until `pages_came` with `lacks`, `leader_stopped`, or `wake`."""
         self._take_turn(request)
         self._lack(request, lacks)
         if leader is not None:
@@ -193,24 +193,19 @@ class WaitingQueue:
             self._enter(request)
 
     def pages_came(self, keys: Iterable[bytes]) -> None:
-        """Call `page_came` for each of these pages."""
-        if self._lacking:
-            for key in keys:
-                self.page_came(key)
+        """Note that L1 or L2 has pages, by key or short key, that waiting requests may lack.
 
-    def page_came(self, key: bytes) -> None:
-        """Note that L1 or L2 has a page, by its key or short key, that waiting requests may lack.
-
-        Thousands may share it: `wake_some` gives them their turn again.
+        Thousands may share a page: `wake_some` gives them their turn again.
         """
-        came = self._lacking.pop(key[:MIRROR_KEY_BYTES], None)
-        if came is None:
+        if not self._lacking:
             return
-        for name in came:
-            del self._lacks[name]
-        if self._settings.policy is SchedulingPolicy.LPM:
-            self._grown.update(came)
-        self._came.update(came)
+        shorts = [key[:MIRROR_KEY_BYTES] for key in keys]
+        for came in [self._lacking.pop(short) for short in shorts if short in self._lacking]:
+            for name in came:
+                del self._lacks[name]
+            if self._settings.policy is SchedulingPolicy.LPM:
+                self._grown.update(came)
+            self._came.update(came)
 
     def wake_some(self) -> bool:
         """Give some of those in `_came` their turn again; True: others are left."""

@@ -175,17 +175,17 @@ class Lane:
         if request.table.has_unsent:
             self._changed_tables[request.request_id] = request
 
-    def grow_table(self, request: RequestState, num_pages: int) -> bool:
-        """Take pages for a running request, whose table then has `num_pages`.
+    def grow_table(self, request: RequestState, num_more: int) -> bool:
+        """Take so many more pages for the table of a running request.
 
         False, and no change, if they are not free yet.
         """
         start = len(request.table)
-        places = places_to_take(self.settings, start, num_pages, request.start.checkpoints)
-        page_ids = self.allocate(tuple(map(len, places)))
-        if page_ids is None:
+        stop, checkpoints = start + num_more, request.start.checkpoints
+        places = places_to_take(self.settings, start, stop, checkpoints)
+        if (page_ids := self.allocate(tuple(map(len, places)))) is None:
             return False
-        request.table.extend(spread(page_ids, places, start, num_pages))
+        request.table.extend(spread(page_ids, places, start, num_more))
         if request.is_decoding:
             self.batch.table_grew(request)
             self._changed_tables[request.request_id] = request

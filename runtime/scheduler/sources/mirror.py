@@ -56,10 +56,6 @@ class Mirror:
             came = [key for key in ready if key not in known or key in expected]
         return came, [key for key in dropped if key in known and key not in expected]
 
-    def has(self, group: int, key: bytes) -> bool:
-        """Whether this page of a group is there."""
-        return key[:MIRROR_KEY_BYTES] in self._groups[group]
-
     def has_page(self, group: int, keys: bytes, page: int) -> bool:
         """Whether page `page` of a chain with these keys is there for a group."""
         start = page * KEY_BYTES

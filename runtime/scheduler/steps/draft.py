@@ -102,9 +102,9 @@ class Draft:
 
     def _add_table(self, request: RequestState) -> None:
         """Tell the device what is new in a request's block table."""
-        if request.table.has_unsent:
+        start, page_ids = request.table.take_unsent()
+        if page_ids[0]:
             assert request.slot is not None, "only a running request has a table"
-            start, page_ids = request.table.take_unsent()
             self.table_columns.append((request.slot, start, len(page_ids[0])))
             self.table_pages.append(page_ids)
 

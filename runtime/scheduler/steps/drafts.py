@@ -135,17 +135,16 @@ class Drafter:
         lacks.
         """
         few_pages = self._settings.few_pages
-        if not lane.l1.has_free((num_short,) * len(few_pages)):
+        if not lane.l1.pools.has_free((num_short,) * len(few_pages)):
             lane.l1.make_room(tuple([num_short + few for few in few_pages]))
 
     def _extend_table(self, lane: Lane, request: RequestState) -> None:
         """Give a decoding request its next page; if none can come free, retract the worst one."""
         while True:
-            one_each = (1,) * self._settings.num_groups
-            if lane.grow_table(request, len(request.table) + 1):
+            if lane.grow_table(request, 1):
                 return
             # Pages in quarantine will be free soon: the request waits a step for them.
-            if lane.l1.can_free(one_each):
+            if lane.l1.can_free((1,) * self._settings.num_groups):
                 return
 
             states = (State.PREFILLING, State.DECODING)
@@ -210,7 +209,8 @@ class Drafter:
     def _draft_row(self, lane: Lane, draft: Draft, request: RequestState, num_tokens: int) -> bool:
         """Draft a row for `num_tokens` tokens of a request, if there are pages for them."""
         num_pages = -(-(request.num_planned + num_tokens) // self._settings.page_size)
-        if num_pages > len(request.table) and not lane.grow_table(request, num_pages):
+        num_more = num_pages - len(request.table)
+        if num_more > 0 and not lane.grow_table(request, num_more):
             return False
 
         _add_row(lane, draft, request, num_tokens)

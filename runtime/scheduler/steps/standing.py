@@ -32,7 +32,7 @@ def repeated(lane: Lane, rows: DecodeRows) -> DecodeRows:
         )
         num_pages = -(-num_tokens // lane.settings.page_size)
         while len(request.table) < num_pages:
-            if not lane.grow_table(request, len(request.table) + 1):
+            if not lane.grow_table(request, 1):
                 break
     return lane.batch.repeat(rows, max_repeats)
 

@@ -107,7 +107,7 @@ def test_l2_has_a_page_once_it_is_published_there() -> None:
         driver.step()
         driver.finish_copies()
     # The commit is on its way: L2 counts on it, and nobody is told.
-    assert driver.core._source.view.keys.has(0, keys_of(PROMPT)[:MIRROR_KEY_BYTES])
+    assert driver.core._source.view.keys.has_page(0, keys_of(PROMPT), 0)
     assert not stored(driver, Tier.L2)
 
     driver.run()

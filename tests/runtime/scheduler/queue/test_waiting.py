@@ -91,10 +91,10 @@ def test_parked_request_comes_back_when_the_page_that_it_lacks_has_come() -> Non
         queue.add(each, num_cached_pages=0, lacks=None)
     queue.park(parked, lacks=key_of(7))
     assert queue.next_turn() is other
-    queue.page_came(key_of(8))
+    queue.pages_came([key_of(8)])
     queue.wake_some()
     assert queue.next_turn() is other
-    queue.page_came(key_of(7)[:16])
+    queue.pages_came([key_of(7)[:16]])
     queue.wake_some()
     assert queue.next_turn() is parked
     assert queue.take_grown() is parked
@@ -121,7 +121,7 @@ def test_no_event_wakes_all_that_follow_one_who_stops() -> None:
     for each in followers:
         queue.add(each, num_cached_pages=0, lacks=None)
         queue.park(each, lacks=key_of(7), leader=RequestId("leader"))
-    queue.page_came(key_of(7))
+    queue.pages_came([key_of(7)])
     queue.leader_stopped(RequestId("leader"))
     assert queue.next_turn() is None, "they are woken piece by piece"
     queue.discard(followers[0])
@@ -140,7 +140,7 @@ def test_request_that_left_the_queue_is_not_woken() -> None:
     queue.park(gone, lacks=key_of(7), leader=RequestId("leader"))
     queue.discard(gone)
     queue.discard(gone)
-    queue.page_came(key_of(7))
+    queue.pages_came([key_of(7)])
     queue.wake_some()
     queue.leader_stopped(RequestId("leader"))
     queue.wake_some()
