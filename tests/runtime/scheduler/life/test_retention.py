@@ -181,3 +181,15 @@ def test_a_hint_of_no_time_is_none(seconds: float) -> None:
         hint(driver, "a", Retention(kind=kind, seconds=seconds))
     assert not driver.ends
     assert driver.core.stats()["retention_hints"] == 0
+
+
+def test_the_first_hint_counts_at_its_own_time() -> None:
+    driver = RecordingDriver()
+    serve(driver, A, session_id="a")
+    driver.wait(100.0)
+    serve(driver, B, session_id="b")
+    driver.wait(100.0)
+    # It comes back sooner than the other has rested, of which nothing is known.
+    hint(driver, "a", Retention(kind=RetentionKind.RESUME, seconds=50.0))
+    evict(driver, 2)
+    assert (num_cached(driver, A), num_cached(driver, B)) == (2, 0)

@@ -53,6 +53,22 @@ def test_a_third_step_is_not_sent_once_steps_have_become_slow() -> None:
     assert len(driver.plans[0]) == 2
 
 
+def test_a_third_step_is_not_sent_behind_a_long_one_however_short_the_second_is() -> None:
+    driver = CoreDriver(num_pages=(400,), prefill_budget_tokens=64)
+    driver.submit([1, 2, 3], max_tokens=90)
+    for _ in range(20):
+        driver.step(seconds=QUICK_S)
+    for index in range(7):
+        driver.submit([100 * index, 1, 2], max_tokens=20)
+    # Eight rows take long, and it is known beforehand when all but one of them end.
+    in_flight: list[list[int]] = []
+    while driver.plans[0]:
+        driver.step(seconds=SLOW_S if len(driver.plans[0][0].row_slots) > 1 else QUICK_S)
+        in_flight.append([len(plan.row_slots) for plan in driver.plans[0]])
+    last = in_flight.index([8, 1])
+    assert in_flight[last + 1] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("with_prompt", [0, 1])
 def test_a_third_step_is_not_sent_behind_a_prompt_of_any_lane(with_prompt: int) -> None:
     driver = CoreDriver(num_lanes=2, lanes_per_group=2)
