@@ -6,9 +6,10 @@ all of them.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from typing import Any, assert_never
+from operator import add
+from typing import Any, Self, assert_never
 
 PREFIX = "raydix_"
 
@@ -76,6 +77,12 @@ class Distribution:
     def count(self) -> int:
         """All observed values."""
         return sum(self.counts)
+
+    def __add__(self, other: Self) -> Self:
+        """The values of two distributions, whose bounds must be equal, as one."""
+        assert self.bounds == other.bounds, "values are counted between equal bounds"
+        counts = tuple(map(add, self.counts, other.counts))
+        return replace(self, counts=counts, total=self.total + other.total)
 
 
 class Histogram:

@@ -78,7 +78,7 @@ class Load(threading.Thread):
     async def _serve(self) -> None:
         async with (
             await AsyncLLM.connect(self.engine) as engine,
-            listening(build_app(engine, "m", None), TcpAddress("127.0.0.1", 0), 1.0) as url,
+            listening(build_app({"m": engine}, None), TcpAddress("127.0.0.1", 0), 1.0) as url,
         ):
             await asyncio.to_thread(_read, f"{url}/v1/models")
             self.url = url

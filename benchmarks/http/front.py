@@ -18,7 +18,7 @@ from raydix.runtime.server.listener import listening
 async def serve(engine_name: str) -> None:
     """Serve until nobody wants it any more."""
     async with await AsyncLLM.connect(engine_name) as engine:
-        app = build_app(engine, engine_name, None)
+        app = build_app({engine_name: engine}, None)
         spare_long_lived_objects()
         async with listening(app, TcpAddress("127.0.0.1", 0), 1.0) as url:
             print(url.rpartition(":")[2], flush=True)

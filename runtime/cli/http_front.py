@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,12 +50,14 @@ KeyFile = Annotated[
     ),
 ]
 ModelName = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        "--model-name", help="What HTTP clients call the model. Default: its folder's name.",
+        "--model-name",
+        help="What HTTP clients call the model. Default: its folder's name. Of several models "
+        "repeated, in their order.",
         metavar="NAME",
     ),
-]  # fmt: skip
+]
 
 Routing = Annotated[
     RoutingPolicyName,
@@ -84,7 +86,7 @@ class HttpOptions:
     http: str | None = None
     num_replicas: int | None = None
     key_file: Path | None = None
-    model_name: str | None = None
+    model_names: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     is_shared: bool = False
     """Whether who listens outlives this process: Ray Serve, for one version after the other."""
@@ -98,31 +100,42 @@ class HttpOptions:
     @property
     def needs_http(self) -> bool:
         """Whether there is one that means nothing without `--http`."""
-        given = (self.num_replicas, self.key_file, self.model_name, self.origins or None)
+        given = (self.num_replicas, self.key_file, self.model_names or None, self.origins or None)
         return given != (None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpFront:
-    """Where and to whom an engine is served over HTTP."""
+    """Where and to whom models are served over HTTP."""
 
     address: "TcpAddress"
     keys: "KeyJudge | None"
     """None on loopback alone."""
-    model_name: str
     num_replicas: int | None
     """Processes of Ray Serve; None: the one that `raydix serve` is."""
     origins: tuple[str, ...]
     """The origins of the web pages whose scripts may ask."""
 
 
-def read_http_options(
-    options: HttpOptions, model_path: str, cluster_address: str | None = None
-) -> HttpFront | None:
-    """What the options ask for; None without `--http`. Raises ConfigError.
+def model_names_of(names: Sequence[str], model_paths: Sequence[str]) -> tuple[str, ...]:
+    """What clients call the models at these paths, by `--model-name`. Raises ConfigError."""
+    if names and len(names) != len(model_paths):
+        raise ConfigError(
+            f"--model-name is given {len(names)} times for {len(model_paths)} models; expected one "
+            "for each, in their order, or none."
+        )
+    found = tuple(names) or tuple(map(model_label, model_paths))
+    twice = sorted({name for name in found if found.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"Two models are called {', '.join(twice)}. Give each its own name by --model-name, "
+            "in their order."
+        )
+    return found
 
-    `model_path`: by which the model is called where no option names it.
-    """
+
+def read_http_options(options: HttpOptions, cluster_address: str | None = None) -> HttpFront | None:
+    """What the options ask for; None without `--http`. Raises ConfigError."""
     if options.http is None:
         if options.needs_http:
             raise ConfigError(
@@ -152,8 +165,7 @@ def read_http_options(
     # It listens once the engine serves; that the port is taken can be told before.
     if not options.is_shared:
         bind(address).close()
-    model_name = options.model_name or model_label(model_path)
-    return HttpFront(address, keys, model_name, options.num_replicas, origins)
+    return HttpFront(address, keys, options.num_replicas, origins)
 
 
 @contextlib.contextmanager
@@ -186,12 +198,13 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 @contextlib.asynccontextmanager
 async def serving_http(
     front: HttpFront | None,
-    engine: "AsyncLLM | AsyncService",
+    engines: "Mapping[str, AsyncLLM | AsyncService]",
     drain_s: float,
     is_followed: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[str | None]:
-    """Serve the engine over HTTP meanwhile; yields the URL, or None without `--http`.
+    """Serve models over HTTP meanwhile; yields the URL, or None without `--http`.
 
+    `engines`: the handle on those of each model, by what clients call it.
     At the end streams may go on for `drain_s`, and be told what the engine makes of them then.
     `is_followed`: whether replicas of Ray Serve are to stay, as they serve a later version.
     """
@@ -202,7 +215,7 @@ async def serving_http(
         from raydix.runtime.server.app import build_app
         from raydix.runtime.server.listener import listening
 
-        app = build_app(engine, front.model_name, front.keys, origins=front.origins)
+        app = build_app(engines, front.keys, origins=front.origins)
         spare_long_lived_objects()
         async with listening(app, front.address, drain_s + _TELL_S) as url:
             yield url
@@ -212,11 +225,11 @@ async def serving_http(
         from raydix.runtime.server.serve_front import replicas_listening
 
         log_path = None
-        if isinstance(engine, AsyncLLM):
-            log_path = await (await engine.place.find()).call("log_path")
+        [first, *_] = engines.values()
+        if isinstance(first, AsyncLLM):
+            log_path = await (await first.place.find()).call("log_path")
         replicas = Replicas(
-            engine=engine,
-            model_name=front.model_name,
+            engines=engines,
             keys=front.keys,
             num_replicas=front.num_replicas,
             drain_s=drain_s,

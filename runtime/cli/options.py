@@ -19,6 +19,15 @@ Source = Annotated[
         show_default=False,
     ),
 ]
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="A YAML configuration, a checkpoint folder, or ORG/NAME on the Hub. Of several each "
+        "is a service of its own, NAME-MODEL, and HTTP serves all of them by their models' names.",
+        metavar="[SOURCE]...",
+        show_default=False,
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

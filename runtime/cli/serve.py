@@ -6,7 +6,8 @@ import ipaddress
 import logging
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,7 @@ from raydix.runtime.cli.http_front import (
     NumReplicas,
     Routing,
     loop_factory,
+    model_names_of,
     ray_serve_environment,
     read_http_options,
     serving_http,
@@ -39,12 +41,19 @@ from raydix.runtime.cli.options import (
     Lazy,
     Name,
     Settings,
-    Source,
+    Sources,
     lazy_storage,
     sections_of,
 )
 from raydix.runtime.cli.port_check import require_distinct_ports
-from raydix.runtime.cli.service import Autoscale, Nodes, ServiceOptions, rule_of, serve_service
+from raydix.runtime.cli.service import (
+    Autoscale,
+    Nodes,
+    ServiceOptions,
+    require_one_cluster,
+    rule_of,
+    serve_services,
+)
 from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -74,7 +83,7 @@ LogJson = Annotated[
 
 
 def serve(
-    source: Source = None,
+    sources: Sources = None,
     settings: Settings = None,
     *,
     name: Name = "raydix",
@@ -94,44 +103,60 @@ def serve(
     autoscale: Autoscale = None,
     routing: Routing = RoutingPolicyName.KV,
 ) -> None:
-    """Start an engine, or one on each of several nodes, and keep it up until Ctrl-C.
+    """Start an engine, or one on each of several nodes, or those of several models, until Ctrl-C.
 
     Reach it with AsyncLLM.connect(NAME) here, with --listen also from other hosts, or over HTTP.
     Ends with an error if the engine does.
     """
-    config = load_config(source, lazy_storage(lazy, sections_of(settings)))
+    sections = lazy_storage(lazy, sections_of(settings))
+    given: Sequence[str | None] = sources or [None]
+    configs = [load_config(source, sections) for source in given]
     if secret_file is not None and listen is None:
         raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
-    rule = rule_of(nodes, autoscale)
+    rule = rule_of(nodes, autoscale, len(configs))
     if rule is not None and listen is not None:
         raise ConfigError("--listen is for one engine; those of a service listen on their nodes.")
     if rule is None and routing is not RoutingPolicyName.KV:
         raise ConfigError("--routing chooses among several engines. Add --nodes N or --autoscale.")
-    options = HttpOptions(http, http_replicas, keys, model_name, tuple(cors_origins or ()))
+    options = HttpOptions(
+        http, http_replicas, keys, tuple(model_name or ()), tuple(cors_origins or ())
+    )
     if rule is not None:
         options = options.of_service()
-    require_distinct_ports(config, http=http, listen=listen)
-    front = read_http_options(options, config.model.path, address)
+    for config in configs:
+        require_distinct_ports(config, http=http, listen=listen)
+    require_one_cluster(configs)
+    front = read_http_options(options, address)
+    models = model_names_of(options.model_names, [config.model.path for config in configs])
     if dry_run:
-        print_report(config)
+        for config in configs:
+            print_report(config)
         return
+    what: ServiceOptions | EngineOptions
+    if rule is None:
+        what = EngineOptions(name, address, drain_s, listen, secret_file)
+    else:
+        what = ServiceOptions(name, address, rule, drain_s, routing)
+    with logging_to_console(format_json if log_json else format_text, _ACTOR):
+        _keep_up(dict(zip(models, configs, strict=True)), what, front)
+
+
+def _keep_up(
+    configs: Mapping[str, EngineConfig],
+    what: "ServiceOptions | EngineOptions",
+    front: HttpFront | None,
+) -> None:
+    """Keep an engine or services up, by what clients call the models, until they are to end."""
+    [(model, config), *others] = configs.items()
     with (
-        logging_to_console(format_json if log_json else format_text, _ACTOR),
         ray_serve_environment(front),
-        having_metrics_port(config, address) as with_port,
+        having_metrics_port(config, what.address) as first,
         asyncio.Runner(loop_factory=None if front is None else loop_factory()) as runner,
     ):
-        if rule is not None:
-            service = ServiceOptions(
-                name=name, address=address, rule=rule, drain_s=drain_s, routing=routing
-            )
-            runner.run(serve_service(with_port, service, front))
-            return
-        runner.run(
-            serve_until_stopped(
-                with_port, name, address, drain_s, front, listen=listen, secret_file=secret_file
-            )
-        )
+        if isinstance(what, ServiceOptions):
+            runner.run(serve_services({model: first, **dict(others)}, what, front))
+        else:
+            runner.run(serve_until_stopped(first, what, front, model))
 
 
 @contextlib.contextmanager
@@ -162,28 +187,40 @@ def having_metrics_port(config: EngineConfig, address: str | None) -> Iterator[E
             yield config
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which engine is to be kept up, and where clients reach it."""
+
+    name: str
+    address: str | None
+    """The address of the Ray cluster; None: the one at hand, else a private one."""
+    drain_s: float
+    listen: str | None = None
+    secret_file: Path | None = None
+
+
 async def serve_until_stopped(
-    config: EngineConfig,
-    name: str,
-    address: str | None,
-    drain_s: float,
-    front: HttpFront | None,
-    *,
-    listen: str | None = None,
-    secret_file: Path | None = None,
+    config: EngineConfig, options: EngineOptions, front: HttpFront | None, model_name: str
 ) -> None:
     """Keep an engine up until SIGINT or SIGTERM, then stop it cleanly.
 
+    `model_name`: what HTTP clients call its model.
     Returns also if somebody else stops it. Raises EngineDead, saying why, if it ends otherwise, and
     StoppedWhileStarting.
     """
+    drain_s = options.drain_s
     async with await start_engine(
-        config, name, address, drain_s=drain_s, listen=listen, secret_file=secret_file
+        config,
+        options.name,
+        options.address,
+        drain_s=drain_s,
+        listen=options.listen,
+        secret_file=options.secret_file,
     ) as engine:
-        async with serving_http(front, engine, drain_s) as url:
-            await _tell_ready(engine, name)
+        async with serving_http(front, {model_name: engine}, drain_s) as url:
+            await _tell_ready(engine, options.name)
             if front is not None:
-                logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
+                logger.info("HTTP is ready at %s/v1, model %s", url, model_name)
             try:
                 await until_stopped(engine.wait_ended())
             except EngineStopped as stopped:

@@ -1,8 +1,10 @@
-"""`raydix serve --nodes`: keep a service of several engines up."""
+"""`raydix serve --nodes`: keep services up, each of several engines of one model."""
 
 import asyncio
+import contextlib
 import logging
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,7 @@ from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
     from raydix.runtime.actors.service.former import FormerService
+    from raydix.runtime.actors.service.owner import EngineService
     from raydix.runtime.actors.service.scale import ScaleRule
     from raydix.runtime.cli.http_front import HttpFront
 
@@ -43,8 +46,11 @@ Autoscale = Annotated[
 ]
 
 
-def rule_of(nodes: int | None, autoscale: str | None) -> "ScaleRule | None":
-    """How many engines the options ask for; None: one, which is no service. Raises ConfigError."""
+def rule_of(nodes: int | None, autoscale: str | None, num_models: int) -> "ScaleRule | None":
+    """How many engines the options ask for; None: one, which is no service. Raises ConfigError.
+
+    Of several models each is a service, of one engine unless the options say more.
+    """
     from raydix.runtime.actors.service.scale import ScaleRule
 
     if nodes is not None and autoscale is not None:
@@ -52,7 +58,7 @@ def rule_of(nodes: int | None, autoscale: str | None) -> "ScaleRule | None":
     if nodes is not None:
         return ScaleRule(fewest=nodes, most=nodes)
     if autoscale is None:
-        return None
+        return ScaleRule(fewest=1, most=1) if num_models > 1 else None
     fewest, most, *seconds = autoscale.split(":") if ":" in autoscale else ("", "")
     try:
         waits = dict(zip(("wait_s", "idle_s"), map(float, seconds), strict=bool(seconds)))
@@ -68,11 +74,12 @@ def rule_of(nodes: int | None, autoscale: str | None) -> "ScaleRule | None":
     return rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """What service is to be kept up."""
+    """What services are to be kept up."""
 
     name: str
+    """The name of the service; of several, what those of all models begin with."""
     address: str | None
     """The address of the Ray cluster; None: the one at hand, else a private one."""
     rule: "ScaleRule"
@@ -82,90 +89,169 @@ class ServiceOptions:
     """How its ingresses choose the engine of a request."""
 
 
-async def serve_service(
-    config: EngineConfig, options: ServiceOptions, front: "HttpFront | None"
-) -> None:
-    """Keep a service up until SIGINT, SIGTERM or a later version of it.
+def service_names(name: str, models: Sequence[str]) -> dict[str, str]:
+    """What the service of each model is called: by the name alone where there is but one.
 
-    If the name is that of a running service, its engines are replaced one after the other. Raises
-    ConfigError, CheckpointError, or EngineDead.
+    Raises ConfigError.
+    """
+    from raydix.runtime.actors.service.names import check_service_name
+
+    if len(models) == 1:
+        names = {models[0]: name}
+    else:
+        names = {model: f"{name}-{model.replace('/', '-')}" for model in models}
+    if len(set(names.values())) < len(models):
+        raise ConfigError(
+            f"Two of the models {', '.join(models)} would be services of one name. Give them other "
+            "names by --model-name."
+        )
+    for each in names.values():
+        check_service_name(each)
+    return names
+
+
+def require_one_cluster(configs: Collection[EngineConfig]) -> None:
+    """Raise ConfigError if configurations that are to share a cluster ask for different ones."""
+    first, *others = configs
+    if any(each.ray != first.ray for each in others):
+        raise ConfigError(
+            "The configurations have different sections ray, but their engines are on one cluster. "
+            "Let these sections be equal."
+        )
+
+
+async def serve_services(
+    configs: Mapping[str, EngineConfig], options: ServiceOptions, front: "HttpFront | None"
+) -> None:
+    """Keep a service of each model up until SIGINT, SIGTERM or a later version of all of them.
+
+    configs: by what clients call the model. If the name is that of a running service, its engines
+    are replaced one after the other. Raises ConfigError, CheckpointError, or EngineDead.
     """
     from raydix.runtime.actors.bootstrap.cluster import join_cluster
     from raydix.runtime.actors.service.desk import find_former
-    from raydix.runtime.actors.service.names import check_service_name
 
-    check_service_name(options.name)
-    former = await find_former(options.name)
-    cluster = await asyncio.to_thread(join_cluster, options.address, config.ray)
+    names = service_names(options.name, list(configs))
+    formers = {model: await find_former(name) for model, name in names.items()}
+    ray = next(iter(configs.values())).ray
+    cluster = await asyncio.to_thread(join_cluster, options.address, ray)
     try:
-        await _serve_on_cluster(config, options, front, former)
+        await _check_front(front, names, formers)
+        services = {
+            model: _service_of(config, names[model], options, formers[model])
+            for model, config in configs.items()
+        }
+        await _keep_up(services, options, front)
     finally:
         if cluster is not None:
             await asyncio.to_thread(cluster.stop)
 
 
-async def _serve_on_cluster(
-    config: EngineConfig,
-    options: ServiceOptions,
+async def _check_front(
     front: "HttpFront | None",
-    former: "FormerService | None",
+    names: Mapping[str, str],
+    formers: "Mapping[str, FormerService | None]",
 ) -> None:
+    from raydix.runtime.actors.service.running import running_services
+    from raydix.runtime.cli.http_front import check_service_front
+
+    others = (await running_services()).keys() - set(names.values())
+    is_later = any(each is not None for each in formers.values())
+    await check_service_front(front, is_later=is_later, others=others)
+
+
+def _service_of(
+    config: EngineConfig, name: str, options: ServiceOptions, former: "FormerService | None"
+) -> "EngineService":
     from raydix.runtime.actors.bootstrap.launch import check_config, pinned
-    from raydix.runtime.actors.service.desk import answering
     from raydix.runtime.actors.service.owner import EngineService
     from raydix.runtime.actors.service.ray_launcher import RayLauncher
-    from raydix.runtime.actors.service.running import running_services
     from raydix.runtime.actors.service.scale import Scaler
     from raydix.runtime.actors.supervision.restarts import Supervision
-    from raydix.runtime.api.service import AsyncService
-    from raydix.runtime.api.service_name import ServiceName
-    from raydix.runtime.cli.http_front import check_service_front, serving_http
 
-    others = (await running_services()).keys() - {options.name}
-    await check_service_front(front, is_later=former is not None, others=others)
     # The ports of Ray were for the cluster, which each engine joins.
     ports = {"metrics_port": None, "dashboard_port": None}
     config = pinned(load_config(config, {"ray": ports}))
-    launcher = RayLauncher(
-        options.name,
-        config,
-        Supervision(drain_timeout_s=options.drain_s),
-        checking=check_config(config),
-    )
+    supervision = Supervision(drain_timeout_s=options.drain_s)
+    launcher = RayLauncher(name, config, supervision, checking=check_config(config))
     num_slots = config.parallel.dp * config.scheduler.max_running_requests
-    scaler = Scaler(options.rule, num_slots)
-    service = EngineService(options.name, launcher, scaler, former)
-    async with answering(service):
-        running = asyncio.create_task(service.run(), name="service")
-        serving = asyncio.create_task(service.serving(), name="serving")
+    return EngineService(name, launcher, Scaler(options.rule, num_slots), former)
+
+
+async def _keep_up(
+    services: "Mapping[str, EngineService]", options: ServiceOptions, front: "HttpFront | None"
+) -> None:
+    """Run the services of all models, and HTTP for them once each has an engine that serves."""
+    from raydix.runtime.actors.service.desk import answering
+
+    async with contextlib.AsyncExitStack() as desks:
+        for service in services.values():
+            await desks.enter_async_context(answering(service))
+        running = [
+            asyncio.create_task(each.run(), name=f"service-{each.name}")
+            for each in services.values()
+        ]
+        serving = asyncio.create_task(_serving(services.values()), name="serving")
         try:
             ending = asyncio.create_task(until_stopped(_ended(running)))
             await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                async with (
-                    AsyncService(ServiceName(options.name), routing=options.routing) as handle,
-                    serving_http(
-                        front,
-                        handle,
-                        options.drain_s,
-                        lambda: service.has_given_way or service.has_former,
-                    ) as url,
-                ):
-                    _tell_ready(options.name, front, url)
-                    await ending
+            # One that ends is waited for no longer, so that all may have ended.
+            if ending.done() or all(each.done() for each in running):
+                await ending
             else:
-                ending.result()
+                await _serve_until(ending, services, options, front)
         finally:
-            service.stop()
+            for service in services.values():
+                service.stop()
             serving.cancel()
-            await asyncio.gather(running, serving, return_exceptions=True)
+            await asyncio.gather(*running, serving, return_exceptions=True)
 
 
-async def _ended(running: "asyncio.Task[None]") -> None:
-    await asyncio.shield(running)
+async def _serve_until(
+    ending: "asyncio.Task[None]",
+    services: "Mapping[str, EngineService]",
+    options: ServiceOptions,
+    front: "HttpFront | None",
+) -> None:
+    from raydix.runtime.api.service import AsyncService
+    from raydix.runtime.api.service_name import ServiceName
+    from raydix.runtime.cli.http_front import serving_http
+
+    def is_followed() -> bool:
+        return all(each.has_given_way or each.has_former for each in services.values())
+
+    async with contextlib.AsyncExitStack() as handles:
+        engines = {
+            model: await handles.enter_async_context(
+                AsyncService(ServiceName(service.name), routing=options.routing)
+            )
+            for model, service in services.items()
+        }
+        front_end = serving_http(front, engines, options.drain_s, is_followed)
+        url = await handles.enter_async_context(front_end)
+        for service in services.values():
+            logger.info(
+                "service %s is ready; raydix status shows its engines   Ctrl-C stops it",
+                service.name,
+            )
+        if url is not None:
+            logger.info("HTTP is ready at %s/v1, model %s", url, ", ".join(engines))
+        await ending
 
 
-def _tell_ready(name: str, front: "HttpFront | None", url: str | None) -> None:
-    logger.info("service %s is ready; raydix status shows its engines   Ctrl-C stops it", name)
-    if front is not None:
-        logger.info("HTTP is ready at %s/v1, model %s", url, front.model_name)
+async def _serving(services: "Collection[EngineService]") -> None:
+    """Return once each of the services has an engine that serves, or has ended."""
+
+    async def begun(service: "EngineService") -> None:
+        waits = {asyncio.create_task(service.serving()), asyncio.create_task(service.ended())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+
+    await asyncio.gather(*map(begun, services))
+
+
+async def _ended(running: "Sequence[asyncio.Task[None]]") -> None:
+    await asyncio.gather(*map(asyncio.shield, running))

@@ -6,38 +6,39 @@ from fastapi.responses import Response
 from raydix.runtime.config.paths import require_absolute_l3
 from raydix.runtime.server.answers import json_figures
 from raydix.runtime.server.json_route import JsonRoute
-from raydix.runtime.server.served import REFUSALS, Served
+from raydix.runtime.server.served import REFUSALS
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.admin import AttachRequest, FlushRequest
 
 
-def admin_routes(served: Served) -> APIRouter:
-    """The routes, all below `/admin/`."""
+def admin_routes(models: ServedModels) -> APIRouter:
+    """The routes, all below `/admin/`: of several models each concerns the one that it names."""
     router = APIRouter(prefix="/admin/cache", responses=REFUSALS, route_class=JsonRoute)
 
     @router.get("/stats")
-    async def stats() -> Response:
+    async def stats(model: str | None = None) -> Response:
         """Figures of every actor."""
-        return json_figures(await served.engine.stats())
+        return json_figures(await models.of(model).engine.stats())
 
     @router.post("/flush")
     async def flush(body: FlushRequest) -> Response:
         """Drop cached pages that no request uses; tells what was dropped."""
-        return json_figures(await served.engine.flush(body.l3))
+        return json_figures(await models.of(body.model).engine.flush(body.l3))
 
     @router.post("/attach")
     async def attach(body: AttachRequest) -> Response:
         """Use another L3 backend from now on; paths are absolute, of the engine's host."""
         require_absolute_l3(body.l3)
-        return json_figures(await served.engine.attach_storage(body.l3))
+        return json_figures(await models.of(body.model).engine.attach_storage(body.l3))
 
     @router.post("/detach")
-    async def detach() -> Response:
+    async def detach(model: str | None = None) -> Response:
         """Go on without L3."""
-        return json_figures(await served.engine.detach_storage())
+        return json_figures(await models.of(model).engine.detach_storage())
 
     @router.get("/explain/{request_id}")
-    async def explain(request_id: str) -> Response:
+    async def explain(request_id: str, model: str | None = None) -> Response:
         """Tell where each range of a recent request's prompt came from."""
-        return json_figures(await served.engine.explain(request_id))
+        return json_figures(await models.of(model).engine.explain(request_id))
 
     return router

@@ -22,6 +22,7 @@ from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.message_writer import MessageWriter
 from raydix.runtime.server.served import Served, caller_of
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.anthropic import CountRequest, MessagesRequest, PromptFields
 from raydix.runtime.server.wire.anthropic_answers import MessageAnswer, MessageEvent, TokenCount
 from raydix.runtime.server.wire.anthropic_turns import (
@@ -48,7 +49,7 @@ class _Answer:
 
     async def whole(self) -> MessageAnswer:
         """The answer, once it is finished."""
-        async for _, output in choices_of(self.served.engine, self.generation):
+        async for _, output in choices_of(self.generation):
             self.writer.add(output)
         return self.writer.message()
 
@@ -83,21 +84,21 @@ def _joined(events: Iterable[MessageEvent]) -> bytes:
     return b"".join([named_event(event.type, event) for event in events])
 
 
-def anthropic_routes(served: Served) -> APIRouter:
+def anthropic_routes(models: ServedModels) -> APIRouter:
     """The routes of Anthropic's interface."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/messages", response_model=MessageAnswer, responses=_REFUSALS)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
         """Answer a conversation."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         generation, reader = await _generation(served, body, caller_of(request))
         spoken = None if reader is None else reader.spoken()
         writer = MessageWriter(generation.request_id, served.model_name, spoken)
 
         answer = _Answer(served, generation, writer)
         if body.stream:
-            opening = partial(open_choices, served.engine, generation)
+            opening = partial(open_choices, generation)
             return EventStream(opening, _Events(writer), generation.headers)
         whole = await while_connected(request.receive, answer.whole())
         return json_answer(whole, generation.headers)
@@ -105,7 +106,7 @@ def anthropic_routes(served: Served) -> APIRouter:
     @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=_REFUSALS)
     async def count_tokens(body: CountRequest, request: Request) -> Response:
         """Count the tokens of a conversation."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         conversation = _conversation(body)
         desk = (await served.engine.connected()).texts
         counting = conversation.token_ids(desk, caller_of(request).tenant)

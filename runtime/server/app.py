@@ -1,7 +1,7 @@
-"""The HTTP interface of one engine, as an ASGI application."""
+"""The HTTP interface of one model or several, as an ASGI application."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -20,15 +20,14 @@ from raydix.runtime.server.key_check import KeyCheck
 from raydix.runtime.server.keys import KeyJudge
 from raydix.runtime.server.responses import response_routes
 from raydix.runtime.server.routing_metrics import RoutingCollector
-from raydix.runtime.server.served import Served
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.sessions import session_routes
 from raydix.runtime.server.status import status_routes
 from raydix.runtime.server.tokens import token_routes
 
 
 def build_app(
-    engine: ServedEngine,
-    model_name: str,
+    engines: Mapping[str, ServedEngine],
     keys: KeyJudge | None,
     wall_clock: Callable[[], float] = time.time,
     replica: int = 0,
@@ -36,13 +35,13 @@ def build_app(
 ) -> FastAPI:
     """The application; whoever listens beyond loopback must give keys.
 
-    model_name: what clients call the model. keys: None leaves all routes open but the admin's.
-    replica: which of those that serve the engine it is. origins: of the web pages whose scripts may
-    ask.
+    engines: those of each model, by what clients call it. keys: None leaves all routes open but
+    the admin's. replica: which of those that serve the engines it is. origins: of the web pages
+    whose scripts may ask.
     """
-    served = Served(engine, model_name, int(wall_clock()), wall_clock)
+    models = ServedModels(engines, wall_clock)
     metrics = HttpMetrics(replica)
-    metrics.registry.register(RoutingCollector(engine, replica))
+    metrics.registry.register(RoutingCollector(tuple(engines.values()), replica))
     app = FastAPI(
         title="Raydix",
         version=raydix.__version__,
@@ -55,8 +54,8 @@ def build_app(
 
     of_model = (completion_routes, chat_routes, response_routes, anthropic_routes, token_routes)
     others = (session_routes, cache_routes, status_routes, admin_routes)
-    routers = [routes(served) for routes in (*of_model, *others)]
-    for router in (*routers, metrics_routes(served, metrics)):
+    routers = [routes(models) for routes in (*of_model, *others)]
+    for router in (*routers, metrics_routes(models, metrics)):
         # As they are: `include_router` would look for each request's route in one after the other.
         app.router.routes.extend(router.routes)
         metrics.expect(route.path for route in router.routes if isinstance(route, APIRoute))

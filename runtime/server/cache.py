@@ -16,6 +16,7 @@ from raydix.runtime.server.errors import RequestRefused, failure, refused_as
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.cache import (
     CachedPrompt,
     Pinned,
@@ -28,19 +29,19 @@ from raydix.runtime.server.wire.cache import (
 )
 
 
-def cache_routes(served: Served) -> APIRouter:
+def cache_routes(models: ServedModels) -> APIRouter:
     """The routes `/cache/prefetches` and `/cache/pins`."""
     router = APIRouter(prefix="/cache", route_class=JsonRoute, responses=REFUSALS)
-    _add_prefetches(router, served)
-    _add_pins(router, served)
+    _add_prefetches(router, models)
+    _add_pins(router, models)
     return router
 
 
-def _add_prefetches(router: APIRouter, served: Served) -> None:
+def _add_prefetches(router: APIRouter, models: ServedModels) -> None:
     @router.post("/prefetches", response_model=PrefetchBegun, status_code=202)
     async def prefetch(body: PrefetchRequest, request: Request) -> Response:
         """Begin to bring to L2 what L3 has of a prompt."""
-        caller = caller_of(request)
+        caller, served = caller_of(request), models.of(body.model)
 
         async def work() -> str:
             token_ids = await _token_ids(served, body, caller)
@@ -53,7 +54,8 @@ def _add_prefetches(router: APIRouter, served: Served) -> None:
     @router.get("/prefetches/{request_id}", response_model=PrefetchShown)
     async def prefetch_state(request_id: str, request: Request) -> Response:
         """How far a prefetch of the caller's tenant has come."""
-        state = await served.engine.prefetch_state(request_id)
+        told = await models.ask_all(lambda served: served.engine.prefetch_state(request_id))
+        state = next((each for each in told.values() if each is not None), None)
         if state is None or not caller_of(request).owns(TenantId(state["tenant_id"])):
             text = (
                 f"There is no prefetch {request_id!r:.80} of yours, or others have ended since. "
@@ -71,11 +73,11 @@ def _add_prefetches(router: APIRouter, served: Served) -> None:
         return json_answer(shown)
 
 
-def _add_pins(router: APIRouter, served: Served) -> None:
+def _add_pins(router: APIRouter, models: ServedModels) -> None:
     @router.post("/pins", response_model=Pinned)
     async def pin(body: PinRequest, request: Request) -> Response:
         """Bring to L2 what L3 has of a prompt, and hold what is there of it for a while."""
-        caller = caller_of(request)
+        caller, served = caller_of(request), models.of(body.model)
 
         async def work() -> Pinned:
             token_ids = await _token_ids(served, body, caller)
@@ -94,27 +96,37 @@ def _add_pins(router: APIRouter, served: Served) -> None:
     async def pins(request: Request) -> Response:
         """All pins of the caller's tenant."""
         caller = caller_of(request)
-        return json_answer(PinsShown(pins=[_shown(pin) for pin in await _pins_of(served, caller)]))
+        found = await models.ask_all(lambda served: _pins_of(served, caller))
+        return json_answer(
+            PinsShown(pins=[_shown(pin) for each in found.values() for pin in each or ()])
+        )
 
     @router.delete("/pins", response_model=PinShown)
     async def release_prompt(body: CachedPrompt, request: Request) -> Response:
         """Release the oldest pin of a prompt: who has pinned it twice releases it twice."""
         caller = caller_of(request)
-        return json_answer(_shown(await _released(served, body, caller)))
+        return json_answer(_shown(await _released(models.of(body.model), body, caller)))
 
     @router.delete("/pins/{pin_id}", status_code=204)
     async def release(pin_id: str, request: Request) -> Response:
         """Hold a prompt no more that the caller's tenant has pinned."""
-        for pin in await _pins_of(served, caller_of(request)):
+        await _release(models, pin_id, caller_of(request))
+        return Response(status_code=204)
+
+
+async def _release(models: ServedModels, pin_id: str, caller: Caller) -> None:
+    """Release the pin of this name, of whatever model. Raises RequestRefused if there is none."""
+    found = await models.ask_all(lambda served: _pins_of(served, caller))
+    for served in models.all:
+        for pin in found[served.model_name] or ():
             if pin["pin_id"] == pin_id:
                 (await served.engine.connected()).tell_all(unpinning(pin))
-                return Response(status_code=204)
-        raise _no_pin(f"There is no pin {pin_id!r:.80} of yours.")
+                return
+    raise _no_pin(f"There is no pin {pin_id!r:.80} of yours.")
 
 
 async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list[int]:
     """The prompt that a body names. Raises BadRequest."""
-    served.check_model(body.model)
     given = [body.prompt, body.token_ids, body.messages]
     if sum(each is not None for each in given) != 1:
         raise BadRequest("Exactly one of prompt, token_ids and messages is expected. Set one.")

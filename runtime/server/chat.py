@@ -21,6 +21,7 @@ from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.plain_chunks import PlainChunks, SaidChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.chat import (
     AnswerMessage,
     ChatChoice,
@@ -66,7 +67,7 @@ class _Answer:
         meter = UsageMeter(self.generation.num_samples)
         choices = {}
         prompt_logprobs = None
-        async for index, output in choices_of(self.served.engine, self.generation):
+        async for index, output in choices_of(self.generation):
             meter.add(index, output)
             choices[index] = self._choice(index, output.outputs[0], meter)
             if index == 0:
@@ -223,20 +224,20 @@ class _Events:
         return self._answer.chunk([self._answer.chunk_choice(index, new, is_first=False)], None)
 
 
-def chat_routes(served: Served) -> APIRouter:
+def chat_routes(models: ServedModels) -> APIRouter:
     """The route of chat completions."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=REFUSALS)
     async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         check_stream_options(body, body.stream_options)
         generation, reader = await _generation(served, body, caller_of(request))
 
         answer = _Answer(served, body, generation, reader, served.now())
         if body.stream:
-            opening = partial(open_choices, served.engine, generation)
+            opening = partial(open_choices, generation)
             return EventStream(opening, _Events(answer), generation.headers)
         whole = await while_connected(request.receive, answer.whole())
         return json_answer(whole, generation.headers)

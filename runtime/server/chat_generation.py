@@ -30,6 +30,7 @@ async def chat_generation(
     reader = answer_reader(client, conversation, token_ids, tells_reasoning=tells_reasoning)
     params = with_enforced_answer(params, reader, conversation)
     generation = Generation(
+        client=client,
         request_id=new_request_id(),
         prompts=(token_ids,),
         prompt_field=conversation.field,

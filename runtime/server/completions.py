@@ -16,6 +16,7 @@ from raydix.runtime.server.generation import Generation, choices_of, open_choice
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.plain_chunks import PlainChunks
 from raydix.runtime.server.served import REFUSALS, Served, caller_of, new_request_id
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.completions import (
     Completion,
     CompletionChoice,
@@ -53,7 +54,7 @@ class _Answer:
         """All choices, once they are finished."""
         meter = UsageMeter(self.generation.num_samples)
         outputs = {}
-        async for index, output in choices_of(self.served.engine, self.generation):
+        async for index, output in choices_of(self.generation):
             outputs[index] = self.shown(output)
             meter.add(index, outputs[index])
 
@@ -90,7 +91,7 @@ class _Answer:
 
     async def echo(self, output: RequestOutput) -> Echo:
         """The prompt, to be put before an output of it."""
-        desk = (await self.served.engine.connected()).texts
+        desk = self.generation.client.texts
         texts = await desk.prompt_texts(
             output.prompt_token_ids,
             output.prompt,
@@ -164,17 +165,18 @@ def _without_tokens(output: RequestOutput) -> RequestOutput:
     return replace(output, outputs=[nothing])
 
 
-def completion_routes(served: Served) -> APIRouter:
+def completion_routes(models: ServedModels) -> APIRouter:
     """The route of completions."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=Completion, responses=REFUSALS)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
         """Complete one prompt or several."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         check_stream_options(body, body.stream_options)
         caller = caller_of(request)
         generation = Generation(
+            client=await served.engine.connected(),
             request_id=new_request_id(),
             prompts=tuple(prompts_of(body)),
             prompt_field="prompt",
@@ -192,7 +194,7 @@ def completion_routes(served: Served) -> APIRouter:
 
         answer = _Answer(served, body, generation, served.now())
         if body.stream:
-            opening = partial(open_choices, served.engine, generation)
+            opening = partial(open_choices, generation)
             return EventStream(opening, _Events(answer), generation.headers)
         whole = await while_connected(request.receive, answer.whole())
         return json_answer(whole, generation.headers)

@@ -14,7 +14,6 @@ from raydix.runtime.api.prompts import Prompt, TokenizedPrompt
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.samples import params_of_sample
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.wire.anthropic import MessagesRequest, asked_keep_s
@@ -34,6 +33,8 @@ Choices = AsyncGenerator[tuple[int, RequestOutput], None]
 class Generation:
     """What one HTTP request asks of the engine: choice `i` is of prompt `i // num_samples`."""
 
+    client: EngineClient
+    """The engines of one version of the model, by whose tokenizer the prompts are read."""
     request_id: str
     prompts: tuple[Prompt, ...]
     prompt_field: str
@@ -77,14 +78,12 @@ def options_of(fields: GenerationFields, caller: Caller) -> RequestOptions:
     )
 
 
-async def open_choices(
-    engine: ServedEngine, generation: Generation, on_news: OnNews
-) -> RequestGroup:
+async def open_choices(generation: Generation, on_news: OnNews) -> RequestGroup:
     """Ask the engine for all choices; the caller closes what this returns.
 
     Raises RequestRefused, BadRequest and EngineDead, and then nothing is asked.
     """
-    client = await engine.connected()
+    client = generation.client
     client.limits.check_num_requests(generation.num_choices, generation.options.cache_salt)
     tokenized = await _all_tokenized(client, generation)
 
@@ -100,13 +99,13 @@ async def open_choices(
     return group
 
 
-async def choices_of(engine: ServedEngine, generation: Generation) -> Choices:
+async def choices_of(generation: Generation) -> Choices:
     """Outputs of all choices as they come, each with its choice's number.
 
     Leaving before the end aborts what still runs; so does the first error, which is raised.
     """
     news = asyncio.Event()
-    with await open_choices(engine, generation, news.set) as group:
+    with await open_choices(generation, news.set) as group:
         async for index, taken in group.all_news(news):
             if isinstance(taken, RaydixError):
                 raise taken

@@ -32,7 +32,8 @@ from raydix.runtime.metrics import (
     read_samples,
 )
 from raydix.runtime.server.http_definitions import DURATION, FIRST_BYTE, IN_PROGRESS, REQUESTS
-from raydix.runtime.server.served import REFUSALS, Served
+from raydix.runtime.server.served import REFUSALS
+from raydix.runtime.server.served_models import ServedModels
 
 _NO_ROUTE = "none"
 """The label for paths that are no route: clients choose their names, without bound."""
@@ -115,15 +116,19 @@ def _named(metric: Metric) -> tuple[str, str, tuple[str, ...]]:
     return PREFIX + metric.name, metric.description, metric.labels
 
 
-def metrics_routes(served: Served, metrics: HttpMetrics) -> APIRouter:
+def metrics_routes(models: ServedModels, metrics: HttpMetrics) -> APIRouter:
     """The route of the server's metrics."""
     router = APIRouter()
 
     @router.get("/metrics", responses=REFUSALS)
     async def read_metrics() -> Response:
-        """The server's and the engine's metrics, as Prometheus reads them."""
+        """The server's and the engines' metrics, as Prometheus reads them."""
         engine = CollectorRegistry()
-        engine.register(_EngineCollector(await served.engine.stats_by_engine()))
+        told = await models.ask_all(lambda served: served.engine.stats_by_engine())
+        by_engine = {
+            name: figures for each in told.values() for name, figures in (each or {}).items()
+        }
+        engine.register(_EngineCollector(by_engine))
         text = generate_latest(metrics.registry) + generate_latest(engine)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -20,6 +20,7 @@ from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.response_writer import ResponseWriter
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.generation import sampling_of
 from raydix.runtime.server.wire.responses import (
     ResponseAnswer,
@@ -42,7 +43,7 @@ class _Answer:
 
     async def whole(self) -> ResponseAnswer:
         """The answer, once it is finished."""
-        async for _, output in choices_of(self.served.engine, self.generation):
+        async for _, output in choices_of(self.generation):
             self.writer.add(output)
         return self.writer.response()
 
@@ -81,14 +82,14 @@ def _joined(events: Iterable[ResponseEvent]) -> bytes:
     return b"".join([named_event(event.type, event) for event in events])
 
 
-def response_routes(served: Served) -> APIRouter:
+def response_routes(models: ServedModels) -> APIRouter:
     """The route of responses."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/responses", response_model=ResponseAnswer, responses=REFUSALS)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, which the request brings as a whole."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         generation, reader = await _generation(served, body, caller_of(request))
         spoken = None if reader is None else reader.spoken()
         name = generation.request_id
@@ -96,7 +97,7 @@ def response_routes(served: Served) -> APIRouter:
 
         answer = _Answer(served, generation, writer)
         if body.stream:
-            opening = partial(open_choices, served.engine, generation)
+            opening = partial(open_choices, generation)
             return EventStream(opening, _Events(writer), generation.headers)
         whole = await while_connected(request.receive, answer.whole())
         return json_answer(whole, generation.headers)

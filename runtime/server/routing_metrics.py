@@ -1,6 +1,8 @@
 """What a server tells of where its requests went, and of how wrong the predictions were."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -22,33 +24,39 @@ from raydix.runtime.server.http_definitions import (
 
 
 class RoutingCollector(Collector):
-    """The figures of the handle by which one server, of several perhaps, asks its engines."""
+    """The figures of the handles by which one server, of several perhaps, asks its engines."""
 
-    def __init__(self, engine: ServedEngine, replica: int) -> None:
-        self._engine = engine
+    def __init__(self, engines: Sequence[ServedEngine], replica: int) -> None:
+        """`engines`: the handle on those of each model."""
+        self._engines = engines
         self._replica = str(replica)
 
     def collect(self) -> Iterable[PrometheusMetric]:
         """Return the metrics, as prometheus_client asks of a collector."""
-        figures = self._engine.routing_figures
+        all_figures = [each.routing_figures for each in self._engines]
         routed = CounterMetricFamily(_name(ROUTED), ROUTED.description, labels=ROUTED.labels)
-        for engine, number in figures.num_routed.items():
-            routed.add_metric((engine, self._replica), number)
         tokens = CounterMetricFamily(
             _name(ROUTED_TOKENS), ROUTED_TOKENS.description, labels=ROUTED_TOKENS.labels
         )
-        for (engine, tier), number in figures.num_tokens.items():
-            tokens.add_metric((engine, tier, self._replica), number)
         keys = GaugeMetricFamily(
             _name(ROUTED_KEYS), ROUTED_KEYS.description, labels=ROUTED_KEYS.labels
         )
-        for engine, number in figures.num_keys.items():
-            keys.add_metric((engine, self._replica), number)
+        for figures in all_figures:
+            for engine, number in figures.num_routed.items():
+                routed.add_metric((engine, self._replica), number)
+            for (engine, tier), number in figures.num_tokens.items():
+                tokens.add_metric((engine, tier, self._replica), number)
+            for engine, number in figures.num_keys.items():
+                keys.add_metric((engine, self._replica), number)
         yield from (routed, tokens, keys)
 
-        for metric, counted in ((ROUTED_LATE, figures.late), (ROUTED_EARLY, figures.early)):
+        errors = (
+            (ROUTED_LATE, [figures.late for figures in all_figures]),
+            (ROUTED_EARLY, [figures.early for figures in all_figures]),
+        )
+        for metric, counted in errors:
             family = HistogramMetricFamily(_name(metric), metric.description, labels=metric.labels)
-            told = counted.distribution()
+            told = reduce(add, (each.distribution() for each in counted))
             buckets = [(bound, float(count)) for bound, count in told.cumulative()]
             family.add_metric((self._replica,), buckets, told.total)
             yield family

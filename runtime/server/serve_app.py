@@ -1,7 +1,7 @@
-"""The HTTP interface as a Ray Serve application: replicas that are clients of one engine.
+"""The HTTP interface as a Ray Serve application: replicas that are clients of engines.
 
 `serve run raydix.runtime.server.serve_app:app engine=NAME keys=FILE`, or the same `import_path`
-and `args` in a config of `serve deploy`. Each replica reaches the engine as any other client
+and `args` in a config of `serve deploy`. Each replica reaches an engine as any other client
 does, by its address and secret: Ray carries neither prompts nor tokens.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
 
-from raydix.errors import EngineDead
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.log_sender import send_log
 from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
@@ -52,6 +52,8 @@ class ServeArguments(BaseModel):
     engine: str = "raydix"
     service: str | None = None
     """The name of a service of this Ray cluster, all engines of which are used, in place of one."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Services of this Ray cluster by what clients call their models, in place of one engine."""
     routing: RoutingPolicyName = RoutingPolicyName.KV
     """How the engine of a request is chosen among those of a service."""
     address: str | None = None
@@ -70,9 +72,11 @@ class ServeArguments(BaseModel):
 class Replicas:
     """The application, whoever starts it."""
 
-    engine: AsyncLLM | AsyncService
-    """The handle on one engine or several; pickled, it connects anew where it is used."""
-    model_name: str
+    engines: Mapping[str, AsyncLLM | AsyncService]
+    """The handle on the engine of each model, or on several, by the model's name.
+
+    Pickled, it connects anew where it is used.
+    """
     keys: KeyJudge | None
     """The judge of keys; None only where nothing listens beyond loopback."""
     num_replicas: int
@@ -84,7 +88,7 @@ class Replicas:
     @property
     def deployment_name(self) -> str:
         """Equal for replicas that do the same: these need not be replaced by each other."""
-        said = (self.engine, self.model_name, self.keys, self.drain_s, self.origins, self.log_path)
+        said = (self.engines, self.keys, self.drain_s, self.origins, self.log_path)
         digest = hashlib.blake2b(VERSION.encode() + pickle.dumps(said), digest_size=8)
         return f"{HttpReplica.__name__}-{digest.hexdigest()}"
 
@@ -99,22 +103,20 @@ class Replicas:
             graceful_shutdown_timeout_s=DEREGISTER_S + self.drain_s + _KILL_S,
             graceful_shutdown_wait_loop_s=0.1,
         )
-        return deployment.bind(self.engine, self.model_name, self.keys, self.log_path, self.origins)
+        return deployment.bind(self.engines, self.keys, self.log_path, self.origins)
 
 
 class HttpReplica:
-    """One process that speaks HTTP for an engine. It answers 503 while the engine is away."""
+    """One process that speaks HTTP for engines. It answers 503 while those of a model are away."""
 
     def __init__(
         self,
-        engine: AsyncLLM | AsyncService,
-        model_name: str,
+        engines: Mapping[str, AsyncLLM | AsyncService],
         keys: KeyJudge | None,
         log_path: str | None,
         origins: tuple[str, ...],
     ) -> None:
-        self._engine = engine
-        self._model_name = model_name
+        self._engines = engines
         self._keys = keys
         self._log_path = log_path
         self._origins = origins
@@ -124,9 +126,7 @@ class HttpReplica:
         rank = serve.get_replica_context().rank.rank
         if self._log_path is not None:
             send_log(self._log_path, f"http{rank}")
-        application = build_app(
-            self._engine, self._model_name, self._keys, replica=rank, origins=self._origins
-        )
+        application = build_app(self._engines, self._keys, replica=rank, origins=self._origins)
         application.router.lifespan_context = self._lifespan
         return application
 
@@ -134,8 +134,9 @@ class HttpReplica:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Begin and end the application: Ray Serve sends it nothing before this has begun."""
         # Else the first request would wait for the connection and for the tokenizer's import.
-        with contextlib.suppress(EngineDead):
-            await self._engine.connected()
+        for engine in self._engines.values():
+            with contextlib.suppress(EngineDead):
+                await engine.connected()
         spare_long_lived_objects()
         rank = serve.get_replica_context().rank.rank
         logger.info("HTTP replica %d is up, process %d", rank, os.getpid())
@@ -144,14 +145,8 @@ class HttpReplica:
 
 def app(arguments: ServeArguments) -> Application:
     """The application by Ray Serve's arguments. Raises ConfigError if the keys cannot be read."""
-    handle: AsyncLLM | AsyncService
-    if arguments.service is None:
-        handle = AsyncLLM(arguments.engine, arguments.address, arguments.secret_file)
-    else:
-        handle = AsyncService(ServiceName(arguments.service), routing=arguments.routing)
     replicas = Replicas(
-        engine=handle,
-        model_name=arguments.model_name or handle.name,
+        engines=_engines_of(arguments),
         # Their digests alone leave this process.
         keys=load_keys(arguments.keys),
         num_replicas=arguments.num_replicas,
@@ -159,3 +154,23 @@ def app(arguments: ServeArguments) -> Application:
         origins=checked_origins(arguments.cors_origins),
     )
     return replicas.application(num_cpus=1)
+
+
+def _engines_of(arguments: ServeArguments) -> Mapping[str, AsyncLLM | AsyncService]:
+    """The handles on what the arguments name. Raises ConfigError if they name too much."""
+    if arguments.models:
+        if arguments.service is not None or arguments.model_name is not None:
+            raise ConfigError(
+                "models names services with what clients call their models. Leave out service and "
+                "model_name."
+            )
+        return {
+            model: AsyncService(ServiceName(service), routing=arguments.routing)
+            for model, service in arguments.models.items()
+        }
+    handle: AsyncLLM | AsyncService
+    if arguments.service is None:
+        handle = AsyncLLM(arguments.engine, arguments.address, arguments.secret_file)
+    else:
+        handle = AsyncService(ServiceName(arguments.service), routing=arguments.routing)
+    return {arguments.model_name or handle.name: handle}

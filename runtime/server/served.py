@@ -1,4 +1,4 @@
-"""What every route knows: the engine, and how this server calls its model."""
+"""What a route knows of one model: its engine, and how this server calls it."""
 
 import time
 import uuid
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from raydix.runtime.server.engine import ServedEngine
-from raydix.runtime.server.errors import RequestRefused, failure
 from raydix.runtime.server.keys import Caller
 from raydix.runtime.server.wire.errors import ErrorAnswer
 
@@ -20,7 +19,7 @@ REFUSALS: dict[int | str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One engine behind one server."""
+    """One model behind one server."""
 
     engine: ServedEngine
     model_name: str
@@ -31,14 +30,6 @@ class Served:
     def now(self) -> int:
         """Seconds since 1970."""
         return int(self.wall_clock())
-
-    def check_model(self, asked: str | None) -> None:
-        """Refuse a request for another model; none is named where there is but one."""
-        if asked is not None and asked != self.model_name:
-            text = f"The model {asked!r} is not served here; expected {self.model_name!r}."
-            raise RequestRefused(
-                failure(404, text, "invalid_request_error", param="model", code="model_not_found")
-            )
 
 
 def caller_of(request: Request) -> Caller:

@@ -6,11 +6,12 @@ from fastapi.responses import Response
 from raydix.runtime.api.retention import message_for
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.retention import asked_retention
 from raydix.runtime.server.wire.sessions import SessionHint
 
 
-def session_routes(served: Served) -> APIRouter:
+def session_routes(models: ServedModels) -> APIRouter:
     """The route `/v1/sessions/retention`."""
     router = APIRouter(route_class=JsonRoute)
 
@@ -22,7 +23,12 @@ def session_routes(served: Served) -> APIRouter:
         assert session_id is not None, "every hint names its session"
         retention = asked_retention(body.retention, body.kv_hints)
         message = message_for(session_id, retention, caller.within_tenant(body.cache_salt))
-        (await served.engine.connected()).tell_all(message)
+
+        async def tell(served: Served) -> None:
+            (await served.engine.connected()).tell_all(message)
+
+        # The engines of a model that has no such session ignore it.
+        await models.ask_all(tell)
         return Response(status_code=202)
 
     return router

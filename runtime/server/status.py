@@ -3,12 +3,14 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.served import REFUSALS, Served
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.models import Model, Models
 
 
-def status_routes(served: Served) -> APIRouter:
+def status_routes(models: ServedModels) -> APIRouter:
     """The routes of the server's state."""
     router = APIRouter()
 
@@ -21,26 +23,35 @@ def status_routes(served: Served) -> APIRouter:
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=REFUSALS)
     async def ready() -> Response:
-        """The engine takes requests; 503 if it does not."""
-        await served.engine.limits()
-        return JSONResponse({"status": "ready", "model": served.model_name})
+        """One model's engines at least take requests; 503 if none do."""
+        limits = await models.ask_all(_limits)
+        there = [name for name, each in limits.items() if each is not None]
+        return JSONResponse({"status": "ready", "models": there})
 
     @router.get("/v1/models", response_model=Models, responses=REFUSALS)
     async def list_models() -> Response:
-        """The one model that is served."""
-        return json_answer(Models(data=[await _model(served)]))
+        """All models that are served, those whose engines are away among them."""
+        limits = await models.ask_all(_limits)
+        return json_answer(
+            Models(data=[_model(each, limits[each.model_name]) for each in models.all])
+        )
 
     @router.get("/v1/models/{model:path}", response_model=Model, responses=REFUSALS)
     async def retrieve_model(model: str) -> Response:
-        """Describe the served model, by its name."""
-        served.check_model(model)
-        return json_answer(await _model(served))
+        """Describe a served model, by its name."""
+        served = models.of(model)
+        return json_answer(_model(served, await _limits(served)))
 
     return router
 
 
-async def _model(served: Served) -> Model:
-    limits = await served.engine.limits()
+async def _limits(served: Served) -> ModelLimits:
+    return await served.engine.limits()
+
+
+def _model(served: Served, limits: ModelLimits | None) -> Model:
     return Model(
-        id=served.model_name, created=served.started_at, max_model_len=limits.max_model_len
+        id=served.model_name,
+        created=served.started_at,
+        max_model_len=None if limits is None else limits.max_model_len,
     )

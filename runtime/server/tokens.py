@@ -13,6 +13,7 @@ from raydix.runtime.server.conversation import conversation_of
 from raydix.runtime.server.errors import refused_as
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.served import REFUSALS, Served, caller_of
+from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.tokens import (
     Detokenized,
     DetokenizeRequest,
@@ -21,14 +22,14 @@ from raydix.runtime.server.wire.tokens import (
 )
 
 
-def token_routes(served: Served) -> APIRouter:
+def token_routes(models: ServedModels) -> APIRouter:
     """The routes `/tokenize` and `/detokenize`."""
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize", response_model=Tokens, responses=REFUSALS)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Token ids of text, or of a conversation."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         token_ids = await while_connected(
             request.receive, _token_ids(served, body, caller_of(request).tenant)
         )
@@ -40,7 +41,7 @@ def token_routes(served: Served) -> APIRouter:
     @router.post("/detokenize", response_model=Detokenized, responses=REFUSALS)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """Text of token ids."""
-        served.check_model(body.model)
+        served = models.of(body.model)
         client = await served.engine.connected()
         _check(body.tokens, client.limits)
         work = client.texts.decode(body.tokens, caller_of(request).tenant)

@@ -142,7 +142,7 @@ async def url(request: pytest.FixtureRequest, service: Service) -> AsyncIterator
     engine: AsyncLLM | AsyncService = await (
         AsyncLLM.connect(names[0]) if request.param == "engine" else AsyncService.connect(names)
     )
-    app = build_app(engine, MODEL, KeyFile(service.keys))
+    app = build_app({MODEL: engine}, KeyFile(service.keys))
     async with engine, listening(app, TcpAddress("127.0.0.1", 0), 1.0) as found:
         yield found
 

@@ -225,7 +225,7 @@ async def test_events_are_told_to_no_stranger_and_no_recorded_hello_is_taken(
 
 def routes_of_the_application() -> list[tuple[str, str, str]]:
     """Every route of the application's own table: its method, its template, a path of it."""
-    app = build_app(None, MODEL, None)  # type: ignore[arg-type]
+    app = build_app({MODEL: None}, None)  # type: ignore[dict-item]
     assert all(isinstance(route, APIRoute | Route) for route in app.router.routes), (
         "a mount or websocket has an access of its own: add it here"
     )

@@ -12,11 +12,12 @@ class Model(WireAnswer):
     object: Literal["model"] = "model"
     created: int
     owned_by: Literal["raydix"] = "raydix"
-    max_model_len: int
+    max_model_len: int | None
+    """Null while all of its engines are away."""
 
 
 class Models(WireAnswer):
-    """All models that are served: one."""
+    """All models that are served."""
 
     object: Literal["list"] = "list"
     data: list[Model]

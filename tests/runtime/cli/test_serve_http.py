@@ -64,9 +64,13 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     key_file.write_text(f"tenants: {{alice: {KEY}}}\n")
     key_file.chmod(0o600)
     config = load_config(checkpoint)
-    front = read_http_options(HttpOptions("127.0.0.1:0", key_file=key_file), config.model.path)
+    front = read_http_options(HttpOptions("127.0.0.1:0", key_file=key_file))
 
-    serving = asyncio.create_task(serve_verb.serve_until_stopped(config, "mine", None, 10.0, front))
+    serving = asyncio.create_task(
+        serve_verb.serve_until_stopped(
+            config, serve_verb.EngineOptions("mine", None, 10.0), front, "tiny"
+        )
+    )
     async with asyncio.timeout(20):
         while "HTTP is ready" not in caplog.text:
             await asyncio.sleep(0.01)
@@ -83,7 +87,7 @@ async def test_http_is_served_beside_the_engine_until_the_end(
     await serving
 
     assert refused.status_code == 401
-    assert model["id"] == Path(checkpoint).name
+    assert model["id"] == "tiny"
     assert answer.json()["usage"]["total_tokens"] == 4
     assert back.json() == {"prompt": "he"}
     assert cluster.handle.is_shut_down

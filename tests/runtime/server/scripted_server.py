@@ -149,7 +149,7 @@ async def scripted_serving(
     config = load_config({"model": {"path": str(folder), **model}, "cache": cache}, {})
     async with in_process_engine(config, script.build) as engine:
         llm = InProcessLLM(engine, await engine.connect(tokenizer))
-        app: ASGIApp = build_app(llm, MODEL, None)
+        app: ASGIApp = build_app({MODEL: llm}, None)
         app = app if around is None else around(app, script)
         async with listening(app, TcpAddress("127.0.0.1", 0), 1.0) as url:
             yield Server(url, engine, llm), script

@@ -92,7 +92,7 @@ async def serving(
 
     async with in_process_engine(config) as engine:
         llm = InProcessLLM(engine, await engine.connect(tokenizer))
-        app = build_app(llm, MODEL, keys, wall_clock=lambda: float(NOW), origins=origins)
+        app = build_app({MODEL: llm}, keys, wall_clock=lambda: float(NOW), origins=origins)
         async with listening(app, TcpAddress("127.0.0.1", 0), drain_s) as url:
             yield Server(url, engine, llm)
 

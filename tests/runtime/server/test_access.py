@@ -76,7 +76,7 @@ async def guarded(checkpoint: Path) -> AsyncIterator[Server]:
 
 def route_paths() -> Iterator[tuple[str, str]]:
     """Every route of the application, by its schema."""
-    schema = build_app(None, MODEL, None).openapi()  # type: ignore[arg-type]
+    schema = build_app({MODEL: None}, None).openapi()  # type: ignore[dict-item]
     for path, methods in schema["paths"].items():
         for method in methods:
             yield method.upper(), path

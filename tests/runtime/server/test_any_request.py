@@ -18,7 +18,7 @@ from schemathesis import GenerationMode
 from raydix.runtime.server.app import build_app
 from tests.runtime.server.served_engine import ADMIN, ALICE, MODEL, engine_keys, serving
 
-APPLICATION = build_app(None, MODEL, None).openapi()  # type: ignore[arg-type]
+APPLICATION = build_app({MODEL: None}, None).openapi()  # type: ignore[dict-item]
 SCHEMA = schemathesis.openapi.from_dict(APPLICATION)
 ROUTES = [
     (path, method.upper()) for path, methods in APPLICATION["paths"].items() for method in methods

@@ -27,9 +27,6 @@ class Recorder:
         self.asked: list[tuple[list[int], str, str | None]] = []
         self._client = client_over(FakeLink(), LIMITS)
 
-    async def connected(self) -> "Recorder":
-        return self
-
     @property
     def limits(self) -> ModelLimits:
         return self._client.limits
@@ -57,6 +54,7 @@ class Recorder:
 async def ask(num_samples: int) -> Recorder:
     engine = Recorder()
     generation = Generation(
+        client=engine,  # type: ignore[arg-type]
         request_id="r",
         prompts=("ab", {"prompt_token_ids": [7]}),
         prompt_field="prompt",
@@ -65,7 +63,7 @@ async def ask(num_samples: int) -> Recorder:
         options=RequestOptions(),
         tenant=None,
     )
-    with await open_choices(engine, generation, lambda: None):  # type: ignore[arg-type]
+    with await open_choices(generation, lambda: None):
         pass
     await engine.close()
     return engine

