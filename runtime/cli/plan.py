@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,16 @@ from raydix.errors import ConfigError
 from raydix.runtime.cli.load.picture import require_matplotlib
 from raydix.runtime.cli.options import AsJson, Settings, sections_of
 from raydix.runtime.cli.output import standard_output
+from raydix.runtime.cli.plan_slo import (
+    Engine,
+    GpusPerNode,
+    MaxNodes,
+    ProfilePath,
+    Seed,
+    SloQuestion,
+    SloTexts,
+    answer_slo,
+)
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.policies import EvictionPolicy
@@ -22,6 +33,7 @@ from raydix.runtime.foresight.agentic import read_any_trace
 from raydix.runtime.foresight.plan.limits import chains_of
 from raydix.runtime.foresight.plan.model_blocks import ModelBytes, TokenBytes, mean_new_blocks
 from raydix.runtime.foresight.plan.planning import (
+    QUICK_ERROR,
     Gain,
     Mix,
     Plan,
@@ -93,31 +105,67 @@ def plan(
     partial_blocks: Partial = False,
     euro_per_gib: Prices = None,
     png: Annotated[Path | None, typer.Option(help="Draw the plan into this file.")] = None,
+    slo: SloTexts = None,
+    profile: ProfilePath = None,
+    gpus_per_node: GpusPerNode = 8,
+    max_nodes: MaxNodes = 16,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Say what L1, L2 and L3 of several sizes would find of a trace, and which is worth more.
 
     The quick depth: the production index and eviction of each tier alone, write-through, all ranks'
-    L1 as one, one node's L2. It says nothing about times.
+    L1 as one, one node's L2. It says nothing about times. With --slo: how many ranks and nodes keep
+    times, by the timed depth of `raydix simulate`.
     """
+    if slo:
+        _require_no_plan(png, token_bytes)
+        tokens = block_tokens_of(trace, block_tokens)
+        fleets = SloQuestion(
+            texts=slo, profile=profile, gpus_per_node=gpus_per_node, max_nodes=max_nodes, seed=seed
+        )
+        engine = Engine(model=model, settings=settings, gpu=gpu)
+        answer_slo(fleets, read_any_trace(trace, tokens), tokens, engine, as_json=as_json)
+        return
+    if profile is not None:
+        raise ConfigError("--profile has times, which --slo alone asks for. Add --slo ttft_p90=2s.")
     if png is not None:
         require_matplotlib()
     if not 0 <= count_after < 1:
         raise ConfigError(f"--count-after is {count_after}; expected 0 or more and less than 1.")
     prices = _prices(euro_per_gib)
     tokens = block_tokens_of(trace, block_tokens)
-    requests = read_any_trace(trace, tokens)
     question = Question(
-        requests=requests,
+        requests=read_any_trace(trace, tokens),
         block_tokens=tokens,
         eviction=eviction,
         count_after=count_after,
         with_partial=partial_blocks,
     )
     tiers = _tiers(model, settings, gpu, token_bytes, question)
-    sizes = _sizes(tiers, l1, l2, l3)
-    found = make_plan(question, sizes)
+    found = make_plan(question, _sizes(tiers, l1, l2, l3))
     choice = _choice(found, tiers.gpu_l1_bytes)
+    _tell(found, eviction, choice, prices, as_json)
+    if png is not None:
+        title = _title(trace, model, token_bytes, question.requests)
+        _draw(png, found, choice, eviction, title)
+
+
+def _require_no_plan(png: Path | None, token_bytes: str | None) -> None:
+    if png is not None or token_bytes is not None:
+        raise ConfigError(
+            "--slo simulates engines of a --model, and draws nothing. Leave out --png and "
+            "--token-bytes."
+        )
+
+
+def _tell(
+    found: Plan,
+    eviction: EvictionPolicy,
+    choice: Mix,
+    prices: tuple[float, ...] | None,
+    as_json: bool,
+) -> None:
     gains = found.gains(choice)
     with standard_output(as_json) as (console, stdout):
         if as_json:
@@ -126,17 +174,17 @@ def plan(
             print(json.dumps(figures), file=stdout)
         else:
             _print(console, found, eviction, choice, [(gain, prices) for gain in gains])
-    if png is not None:
-        from raydix.runtime.cli.plan_picture import draw_plan
 
-        title = _title(trace, model, token_bytes, requests)
-        try:
-            draw_plan(png, found, choice, str(eviction), title)
-        except OSError as error:
-            raise ConfigError(
-                f"--png {png} cannot be written: {error.strerror}. "
-                "Name a file in a folder of yours."
-            ) from error
+
+def _draw(png: Path, found: Plan, choice: Mix, eviction: EvictionPolicy, title: str) -> None:
+    from raydix.runtime.cli.plan_picture import draw_plan
+
+    try:
+        draw_plan(png, found, choice, str(eviction), title)
+    except OSError as error:
+        raise ConfigError(
+            f"--png {png} cannot be written: {error.strerror}. Name a file in a folder of yours."
+        ) from error
 
 
 def _tiers(
@@ -259,7 +307,7 @@ def _gain_figures(gain: Gain, prices: tuple[float, ...] | None) -> dict[str, Any
 
 
 def _title(
-    trace: Path, model: str | None, token_bytes: str | None, requests: list[TraceRequest]
+    trace: Path, model: str | None, token_bytes: str | None, requests: Sequence[TraceRequest]
 ) -> str:
     what = model if model is not None else f"{token_bytes} a token"
     return f"{trace.name}, {len(requests):,} requests, {what}"
@@ -273,7 +321,8 @@ def _print(
     gains: list[tuple[Gain, tuple[float, ...] | None]],
 ) -> None:
     console.print(
-        "Percent of prompt tokens. Quick depth: index and eviction alone, write-through, no times.",
+        "Percent of prompt tokens. Quick depth, without a profile: index and eviction alone, "
+        f"write-through, no times. Error: at most {QUICK_ERROR}.",
         f"A cache without bounds has {found.infinite:.2f}.",
     )
     alone = Table("tier alone", "bytes", "blocks", "lru", str(eviction), "MIN")

@@ -22,6 +22,11 @@ from raydix.runtime.foresight.plan.quick import HostTier, Tier, TreeTier
 from raydix.runtime.foresight.traces import TraceRequest
 
 GIB = 1 << 30
+QUICK_ERROR = (
+    "0.3 points from an independent model (benchmarks.planning), 2 from an engine that answers one "
+    "request after the other, shortly; more where many run at once or answers are long"
+)
+"""What is known of how far the quick depth is off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +138,8 @@ class Plan:
         """The figures under names that programs read."""
         return {
             "depth": "quick",
+            "profile": None,
+            "error": QUICK_ERROR,
             "infinite": self.infinite,
             "tiers": [
                 {name: getattr(point, name) for name in TierPoint.__slots__}

@@ -1,14 +1,9 @@
-"""A running engine is recorded by its name, from another process, whoever asks it."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""A running engine is recorded by its name, whoever asks it, over its control calls."""
 
 import pytest
 
 from raydix import AsyncLLM, SamplingParams
 from raydix.errors import BadRequest
-from raydix.runtime.foresight.traces import read_trace
 from tests.ray_cluster import SharedEngine
 
 PROMPT = list(range(1, 41))
@@ -16,36 +11,33 @@ PROMPT = list(range(1, 41))
 pytestmark = pytest.mark.ray
 
 
-async def test_a_recording_of_another_process_has_what_this_one_asks(
-    shared_engine: SharedEngine, tmp_path: Path
-) -> None:
-    path = tmp_path / "trace.jsonl"
-    command = ("trace", "record", "--connect", shared_engine.name, "--out", str(path))
-    recording = subprocess.Popen(
-        [sys.executable, "-m", "raydix", *command, "--requests", "2"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert recording.stderr is not None
-    try:
-        while "Recording engine" not in (line := recording.stderr.readline()):
-            assert line, "it has ended"
-        async with await AsyncLLM.connect(shared_engine.name) as engine:
-            with pytest.raises(BadRequest, match="somebody records this engine already"):
-                await engine.begin_recording()
-            for prompt in (PROMPT, [*PROMPT, 7]):
-                params = SamplingParams(max_tokens=2, ignore_eos=True)
-                async for _ in engine.generate(prompt, params, session_id="s", priority=3):
-                    pass
-            assert recording.wait() == 0
-            with pytest.raises(BadRequest, match="expected a multiple of this engine's"):
-                await engine.begin_recording(10)
-    finally:
-        recording.kill()
-        recording.wait()
-        recording.stderr.close()
-    first, second = read_trace(path, 16)
-    assert (first.num_tokens, second.num_tokens) == (40, 41)
-    assert first.blocks == second.blocks
-    assert first.partial_block != second.partial_block
+async def test_a_recording_has_what_others_ask(shared_engine: SharedEngine) -> None:
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    async with (
+        await AsyncLLM.connect(shared_engine.name) as recorder,
+        await AsyncLLM.connect(shared_engine.name) as engine,
+    ):
+        with pytest.raises(BadRequest, match="expected a multiple of this engine's"):
+            await recorder.begin_recording(10)
+        with pytest.raises(BadRequest, match="expected a whole number"):
+            await recorder.begin_recording("16")  # type: ignore[arg-type]
+        recording = await recorder.begin_recording()
+        assert recording.block_tokens == 16
+        with pytest.raises(BadRequest, match="somebody records this engine already"):
+            await engine.begin_recording()
+        for prompt in (PROMPT, [*PROMPT, 7]):
+            hint = {"resume_in_s": 4.0}
+            async for _ in engine.generate(
+                prompt, params, session_id="s", priority=3, retention=hint
+            ):
+                pass
+        first, second = (await recording.end()).requests
+        with pytest.raises(BadRequest, match="there is no recording"):
+            await recording.take()
+
+    assert (first.num_prompt_tokens, second.num_prompt_tokens) == (40, 41)
+    assert first.blocks[:16] == second.blocks[:16]
+    assert first.blocks[16:] != second.blocks[16:]
     assert (second.session, second.priority, second.num_answer_tokens) == (first.session, 3, 2)
+    assert second.retention is not None
+    assert second.retention.seconds == 4.0
