@@ -32,9 +32,10 @@ def message_for(
     session_id: str, retention: Retention | None, cache_salt: str | None = None
 ) -> RetainSession:
     """The message of a hint that comes without a request. Raises BadParameter."""
-    if retention is None or session_id is None:
-        name = "session_id" if session_id is None else "retention"
-        raise BadParameter(name, "is None; expected a session and what comes next of it.")
+    if session_id is None:
+        raise BadParameter("session_id", "is None; expected the name of a session.")
+    if retention is None:
+        raise BadParameter("retention", f"is None; expected one of {RETENTION_FORMS}.")
     check_text("session_id", session_id)
     check_text("cache_salt", cache_salt)
     return RetainSession(session_id=session_id, cache_salt=cache_salt, retention=retention)

@@ -1,6 +1,5 @@
 """Anthropic's routes: `/v1/messages` and `/v1/messages/count_tokens`."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +15,7 @@ from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.conversation import Conversation, call_choice, conversation_of
 from raydix.runtime.server.error_shapes import ANTHROPIC_PATH
 from raydix.runtime.server.errors import HttpFailure, RequestRefused, failure
-from raydix.runtime.server.event_stream import EventStream, named_event
+from raydix.runtime.server.event_stream import EventStream, named_events
 from raydix.runtime.server.generation import Generation, choices_of, open_choices
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
@@ -24,7 +23,7 @@ from raydix.runtime.server.message_writer import MessageWriter
 from raydix.runtime.server.served import Served, caller_of
 from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.anthropic import CountRequest, MessagesRequest, PromptFields
-from raydix.runtime.server.wire.anthropic_answers import MessageAnswer, MessageEvent, TokenCount
+from raydix.runtime.server.wire.anthropic_answers import MessageAnswer, TokenCount
 from raydix.runtime.server.wire.anthropic_turns import (
     template_fields_of,
     tool_choice_of_fields,
@@ -65,7 +64,7 @@ class _Events:
 
         Any output is plain here.
         """
-        return _joined(self._writer.add(output))
+        return named_events(self._writer.add(output))
 
     async def event(self, index: int, output: RequestOutput) -> bytes:
         """The events of any other output, as `EventWriter.event` says."""
@@ -73,15 +72,11 @@ class _Events:
 
     def closing(self) -> bytes:
         """The events behind the last output, as `EventWriter.closing` says."""
-        return _joined(self._writer.closing())
+        return named_events(self._writer.closing())
 
     def failure(self, failed: HttpFailure) -> bytes:
         """The event `error`, which Anthropic's clients raise."""
         return b"event: error\ndata: " + failed.body(ANTHROPIC_PATH) + b"\n\n"
-
-
-def _joined(events: Iterable[MessageEvent]) -> bytes:
-    return b"".join([named_event(event.type, event) for event in events])
 
 
 def anthropic_routes(models: ServedModels) -> APIRouter:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from fastapi.responses import Response
@@ -15,6 +15,7 @@ from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.server.connection import disconnected
 from raydix.runtime.server.direct_body import DirectBody, direct_body_of
 from raydix.runtime.server.errors import HttpFailure, failure_of
+from raydix.runtime.server.wire.base import NamedEvent
 
 _HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -36,9 +37,10 @@ def in_one_line(json_text: str) -> str:
     return json_text if json_text.isascii() else json_text.translate(_LINE_ENDS)
 
 
-def named_event(name: str, value: BaseModel) -> bytes:
-    """An event with a name."""
-    return b"event: " + name.encode() + b"\n" + data_event(value)
+def named_events(events: Iterable[NamedEvent]) -> bytes:
+    """Events, each under its own name."""
+    named = [b"event: " + each.type.encode() + b"\n" + data_event(each) for each in events]
+    return b"".join(named)
 
 
 def data_failure(failed: HttpFailure) -> bytes:

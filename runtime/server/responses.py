@@ -1,6 +1,5 @@
 """`/v1/responses`, without stored state."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +13,7 @@ from raydix.runtime.server.chat_generation import chat_generation
 from raydix.runtime.server.connection import while_connected
 from raydix.runtime.server.conversation import call_choice, conversation_of
 from raydix.runtime.server.errors import HttpFailure
-from raydix.runtime.server.event_stream import EventStream, data_failure, named_event
+from raydix.runtime.server.event_stream import EventStream, data_failure, named_events
 from raydix.runtime.server.generation import Generation, choices_of, open_choices
 from raydix.runtime.server.json_route import JsonRoute
 from raydix.runtime.server.keys import Caller
@@ -24,7 +23,6 @@ from raydix.runtime.server.served_models import ServedModels
 from raydix.runtime.server.wire.generation import sampling_of
 from raydix.runtime.server.wire.responses import (
     ResponseAnswer,
-    ResponseEvent,
     ResponsesRequest,
     template_fields,
     tool_choice_of,
@@ -63,7 +61,7 @@ class _Events:
         # Nothing is told of a request that the engine may still refuse.
         opening = [] if self._is_open else self._writer.opening()
         self._is_open = True
-        return _joined([*opening, *self._writer.add(output)])
+        return named_events([*opening, *self._writer.add(output)])
 
     async def event(self, index: int, output: RequestOutput) -> bytes:
         """The events of any other output, as `EventWriter.event` says."""
@@ -71,15 +69,11 @@ class _Events:
 
     def closing(self) -> bytes:
         """The events behind the last output, as `EventWriter.closing` says."""
-        return _joined(self._writer.closing())
+        return named_events(self._writer.closing())
 
     def failure(self, failed: HttpFailure) -> bytes:
         """The event `error`, which OpenAI's clients raise."""
         return b"event: error\n" + data_failure(failed)
-
-
-def _joined(events: Iterable[ResponseEvent]) -> bytes:
-    return b"".join([named_event(event.type, event) for event in events])
 
 
 def response_routes(models: ServedModels) -> APIRouter:

@@ -41,6 +41,7 @@ class Vocabulary:
         self.info = info
         """The `TokenizerInfo` of xgrammar."""
         self.num_words = -(-info.vocab_size // _WORD_BITS)
+        self._end_ids = frozenset(info.stop_token_ids)
         self._special_ids = tuple(special_ids)
         is_plain = np.ones(self.num_words * _WORD_BITS, dtype=np.bool_)
         is_plain[[*special_ids]] = False
@@ -82,6 +83,7 @@ class Vocabulary:
         made = XgrammarMatcher(
             xgrammar.GrammarMatcher(grammar.compiled),
             None if grammar.takes_special else self._plain_words,
+            self._end_ids,
         )
         for token_id in token_ids:
             made.advance(token_id)
@@ -97,32 +99,31 @@ class ReadGrammar:
 
 
 class XgrammarMatcher:
-    """A `Matcher` by xgrammar."""
+    """A `Matcher` by xgrammar, which is called as seldom as can be: a call takes microseconds."""
 
-    def __init__(self, wrapped: Any, kept_words_W: Words | None) -> None:
+    def __init__(self, wrapped: Any, kept_words_W: Words | None, end_ids: frozenset[int]) -> None:
+        """`end_ids`: the tokens by which an output ends."""
         self._wrapped = wrapped
         self._kept_words_W = kept_words_W
-        self._is_lost = False
-
-    @property
-    def is_over(self) -> bool:
+        self._end_ids = end_ids
+        self.is_over = False
         """Whether the output has ended, or has left the grammar."""
-        return self._is_lost or bool(self._wrapped.is_terminated())
 
     def advance(self, token_id: int) -> None:
         """Take the next token of the output."""
         # Behind the end there is one more token at most: a step that was planned ahead.
-        if not self.is_over and not self._wrapped.accept_token(token_id):
-            self._is_lost = True
+        if self.is_over:
+            return
+        is_taken = self._wrapped.accept_token(token_id)
+        is_end = token_id in self._end_ids and self._wrapped.is_terminated()
+        self.is_over = is_end or not is_taken
 
     def fill(self, words_W: Words) -> None:
         """Set the bits of the tokens that may come next, and of no other."""
-        import torch
-
         if self.is_over:
             words_W.fill(-1)
             return
-        self._wrapped.fill_next_token_bitmask(torch.from_numpy(words_W).unsqueeze(0), 0)
+        self._wrapped.fill_next_token_bitmask(words_W.reshape(1, -1), 0)
         if self._kept_words_W is not None:
             np.bitwise_and(words_W, self._kept_words_W, out=words_W)
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from raydix.runtime.server.wire.base import OrAbsent, WireAnswer
+from raydix.runtime.server.wire.base import NamedEvent, OrAbsent, WireAnswer
 from raydix.runtime.server.wire.usage import Usage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -88,10 +88,9 @@ class MessageEnd(WireAnswer):
     stop_sequence: str | None = None
 
 
-class MessageEvent(WireAnswer):
-    """A piece of a stream; its type tells which of the fields it has."""
+class MessageEvent(NamedEvent):
+    """A piece of a stream."""
 
-    type: str
     message: OrAbsent[MessageAnswer] = None
     index: OrAbsent[int] = None
     content_block: OrAbsent[AnswerBlock] = None

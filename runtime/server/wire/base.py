@@ -92,3 +92,9 @@ class WireAnswer(BaseModel):
     """What a client receives."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class NamedEvent(WireAnswer):
+    """A piece of a stream; its type tells which of the fields it has."""
+
+    type: str

@@ -4,7 +4,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from raydix.runtime.server.wire.base import Items, OrAbsent, Text, Turns, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import (
+    Items,
+    NamedEvent,
+    OrAbsent,
+    Text,
+    Turns,
+    WireAnswer,
+    WireRequest,
+)
 from raydix.runtime.server.wire.chat import ReasoningEffort, TemplateFields
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.messages import Message
@@ -91,10 +99,9 @@ class ResponseAnswer(WireAnswer):
     usage: ResponseUsage | None = None
 
 
-class ResponseEvent(WireAnswer):
-    """A piece of a stream; its type tells which of the fields it has."""
+class ResponseEvent(NamedEvent):
+    """A piece of a stream."""
 
-    type: str
     sequence_number: int
     response: OrAbsent[ResponseAnswer] = None
     item_id: OrAbsent[str] = None

@@ -1,5 +1,6 @@
 """Hints as callers give them."""
 
+import re
 from typing import Any
 
 import pytest
@@ -46,9 +47,14 @@ def test_other_hints_are_refused_by_name(hint: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("session_id", "hint"), [(None, {"end": True}), ("", {"end": True}), ("s", None)]
+    ("session_id", "hint", "told"),
+    [
+        (None, {"end": True}, "session_id is None; expected the name"),
+        ("", {"end": True}, "session_id"),
+        ("s", None, "retention is None; expected one of {'end': True}, {'keep_s': SECONDS}"),
+    ],
 )
-def test_a_hint_without_a_request_names_a_session(session_id: Any, hint: Any) -> None:
-    with pytest.raises(BadParameter):
+def test_a_hint_without_a_request_names_a_session(session_id: Any, hint: Any, told: str) -> None:
+    with pytest.raises(BadParameter, match=re.escape(told)):
         hint_for(session_id, hint)
     assert hint_for("s", {"end": True}, "salt").cache_salt == "salt"
