@@ -191,8 +191,18 @@ async def _running(setup: CompilerSetup) -> AsyncIterator[asyncio.subprocess.Pro
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        # This closes its pipes, too.
-        await process.communicate()
+        await _ended(process)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait until a process that was killed has ended and its pipes are closed, in any case.
+
+    Whoever cancels that would leave the pipes to a loop that may run no more.
+    """
+    ending = asyncio.ensure_future(process.communicate())
+    while not ending.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(ending)
 
 
 async def _answer(process: asyncio.subprocess.Process) -> Answer:

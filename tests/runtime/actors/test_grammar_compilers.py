@@ -78,17 +78,6 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_harms_no_other(
     assert not matcher.is_over
 
 
-async def test_a_model_without_a_tokenizer_is_told(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-
-    [answer] = await bench.ask(DIGITS)
-
-    assert answer.failure is not None
-    assert answer.failure.kind is FailureKind.BAD_REQUEST
-    assert answer.failure.message.startswith("structured output needs the model's tokenizer")
-    await bench.compilers.stop()
-
-
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]:
     """The processes that compilers start."""
@@ -101,6 +90,24 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.subprocess.Process]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_remember)
     return started
+
+
+async def test_a_model_without_a_tokenizer_is_told(
+    tmp_path: Path, started: list[asyncio.subprocess.Process]
+) -> None:
+    bench = Bench(tmp_path)
+
+    [answer] = await bench.ask(DIGITS)
+
+    assert answer.failure is not None
+    assert answer.failure.kind is FailureKind.BAD_REQUEST
+    assert answer.failure.message.startswith("structured output needs the model's tokenizer")
+    await bench.compilers.stop()
+
+    # The process was ending by itself then.
+    [process] = started
+    assert process.returncode is not None
+    assert process._transport.is_closing()  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
