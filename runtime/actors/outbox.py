@@ -204,9 +204,7 @@ class ClientOutbox:
         num_taken = FRAME_BYTES // _COLUMN_BYTES
         if len(askings) > num_taken:
             self._columns.append((askings[num_taken:], token_ids[num_taken:]))
-        return tuple(map(AskingId, askings[:num_taken].tolist())), int32_array(
-            token_ids[:num_taken]
-        )
+        return tuple(askings[:num_taken].tolist()), int32_array(token_ids[:num_taken])
 
     def _send(self, frame: TokenFrame) -> None:
         try:

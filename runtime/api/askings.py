@@ -234,10 +234,8 @@ class Askings:
         now_s = time.monotonic()
 
         # Plain tokens come as columns, all else as deltas.
-        for asking, token_id in zip(frame.askings, frame.token_ids.tolist(), strict=True):
-            live = self._live.get(asking)
-            if live is not None and self._live.push_token(live, token_id, now_s):
-                self._stop(live)
+        for live in self._live.push_tokens(frame.askings, frame.token_ids.tolist(), now_s):
+            self._stop(live)
 
         are_left = [self._take(line, delta, now_s) for delta in frame.deltas]
         if any(are_left):

@@ -1,6 +1,6 @@
 """The requests of a client whose callers listen, and what comes for each of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from raydix.errors import RaydixError
 from raydix.ids import AskingId
@@ -45,11 +45,22 @@ class LiveRequests:
         self._callers.note_news(request)
         return is_stopped
 
-    def push_token(self, request: OpenRequest, token_id: int, now_s: float) -> bool:
-        """`push` of a token of which nothing more is told."""
-        is_stopped = request.stream.push_token(token_id, now_s)
-        self._callers.note_news(request)
-        return is_stopped
+    def push_tokens(
+        self, askings: Sequence[AskingId], token_ids: Sequence[int], now_s: float
+    ) -> list[OpenRequest]:
+        """`push` a token of each of these askings, of which nothing more is told.
+
+        Returns the requests whose output a stop string has ended.
+        """
+        stopped: list[OpenRequest] = []
+        for asking, token_id in zip(askings, token_ids, strict=True):
+            request = self._by_asking.get(asking)
+            if request is None:
+                continue
+            if request.stream.push_token(token_id, now_s):
+                stopped.append(request)
+            self._callers.note_news(request)
+        return stopped
 
     def fail(self, requests: Iterable[OpenRequest], error: Callable[[], RaydixError]) -> None:
         """Nothing more comes of these; their callers are told at once."""

@@ -85,9 +85,8 @@ class RequestStream:
     @property
     def is_ready(self) -> bool:
         """`take` would give an output, or `failure` is set."""
-        return self.has_ended or (
-            self._has_news and self._params.output_kind is not OutputKind.FINAL
-        )
+        is_told = self._has_news and self._params.output_kind is not OutputKind.FINAL
+        return is_told or self.has_ended
 
     @property
     def token_ids(self) -> Int32Array:
