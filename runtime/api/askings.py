@@ -73,6 +73,11 @@ class Askings:
         """Askings that no engine has ended yet."""
         return self._lines.num_requests
 
+    @property
+    def num_taking(self) -> int:
+        """How many engines take requests over a link."""
+        return len(self._lines.taking)
+
     def has_link(self, engine: str) -> bool:
         """Whether there is a link to this engine."""
         return self._lines.has_link(engine)

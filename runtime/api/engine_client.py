@@ -75,6 +75,11 @@ class EngineClient:
         """Whether requests wait for a link."""
         return self._askings.has_waiting
 
+    @property
+    def num_taking(self) -> int:
+        """How many engines take requests from this client."""
+        return self._askings.num_taking
+
     def has_link(self, engine: str) -> bool:
         """Whether there is a link to this engine."""
         return self._askings.has_link(engine)

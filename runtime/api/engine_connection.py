@@ -11,7 +11,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_line import ChooseLine
 from raydix.runtime.api.engine_place import EnginePlace, open_link
-from raydix.runtime.api.first_outcomes import first_outcomes
+from raydix.runtime.api.first_outcomes import first_outcomes, raise_unless_some_are_there
 from raydix.runtime.api.found_engine import FoundEngine
 from raydix.runtime.api.home_loop import HomeLoop
 from raydix.runtime.api.known_tokenizers import KnownTokenizers
@@ -20,6 +20,7 @@ from raydix.runtime.api.line_router import LineRouter
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.served_model import OtherModel, ServedModel
+from raydix.runtime.api.versions import Versions
 from raydix.runtime.config.policies import RoutingPolicyName
 from raydix.runtime.routing.policies import policy_of
 
@@ -37,16 +38,16 @@ and a link to begin with.
 """
 logger = logging.getLogger(__name__)
 
-
 FindMembers = Callable[[], Awaitable[Sequence[EnginePlace]]]
 
 
 class EngineConnection:
-    """Owns: the client of the engines at some places, which serve one model.
+    """Owns: the clients of the engines at some places, which serve one model.
 
-    Of several engines the first named one that answers decides which model that is; those of others
-    are left out, and hear nothing. A lost link is made anew as soon as requests wait for it; to one
-    of several engines, in any case. Requests wait until that works or no engine is left.
+    Those of a service may serve several versions of it. Of several others the first named one that
+    answers decides which model that is; those of others are left out, and hear nothing. A lost link
+    is made anew as soon as requests wait for it; to one of several engines, in any case. Requests
+    wait until that works or no engine is left.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class EngineConnection:
         self._members = members
         self._watch: asyncio.Task[None] | None = None
         self._client: EngineClient | None = None
+        """The client of the version that new requests go to."""
+        self._versions = Versions()
         self._model = ServedModel()
         """The model of several engines; one alone may serve another after each start."""
         self._home = HomeLoop()
@@ -127,7 +130,7 @@ class EngineConnection:
             *(self._call(each, handles[each.name], method, *arguments) for each in engines),
             return_exceptions=True,
         )
-        _raise_unless_some_are_there(engines, answers)
+        raise_unless_some_are_there(_names(engines), answers)
         return {
             engine.name: None if isinstance(answer, BaseException) else answer
             for engine, answer in zip(engines, answers, strict=True)
@@ -146,18 +149,22 @@ class EngineConnection:
 
     def client_at_hand(self) -> EngineClient | None:
         """The client that there is on this event loop, perhaps without a link."""
-        self._client = self._home.enter(self._client)
+        entered = self._home.enter(self._client)
+        if entered is None:
+            # They are of a former loop, if there are any.
+            self._versions.abandon()
+        self._client = self._versions.chosen(_names(self.engines))
         return self._client
 
     async def disconnect(self) -> None:
         """Leave the engines. Open streams raise Cancelled and their requests are aborted."""
-        client, self._client = self.client_at_hand(), None
+        self.client_at_hand()
+        self._client = None
         if self._watch is not None:
             self._watch.cancel()
         for each in self._recoveries.values():
             each.cancel()
-        if client is not None:
-            await client.close()
+        await self._versions.close()
 
     async def shutdown(self) -> None:
         """Stop the engines, whoever started them; the first one last, with which Ray may end."""
@@ -178,7 +185,7 @@ class EngineConnection:
         outcomes = await first_outcomes(
             [self._join(engine, judged[engine.name]) for engine in engines], _GRACE_S
         )
-        _raise_unless_some_are_there(engines, outcomes)
+        raise_unless_some_are_there(_names(engines), outcomes)
         for engine, outcome in zip(engines, outcomes, strict=True):
             if outcome is not None:
                 self._tell(engine.name, f"is not used: {outcome}")
@@ -218,10 +225,12 @@ class EngineConnection:
                     self._recover(engine)
             except RaydixError as error:
                 logger.warning("%s", error)
+            await self._versions.retire(now_s)
+            client = self._client = self._versions.chosen(_names(self.engines)) or client
             if self.engines or not client.is_closed:
                 last_s = now_s
             elif now_s - last_s > _NOBODY_S:
-                client.give_up(
+                self._versions.give_up(
                     EngineDead(f"The service has had no engine for {_NOBODY_S:g} s. Ask anew.")
                 )
                 last_s = now_s
@@ -232,7 +241,7 @@ class EngineConnection:
 
     async def _look_up(self, engine: FoundEngine) -> EngineHandle:
         """The same; where there is a link, it is the engine at its other end."""
-        has_link = self._client is not None and self._client.has_link(engine.name)
+        has_link = self._versions.has_link(engine.name)
         return await (engine.handle() if has_link else self._find(engine))
 
     def _judged(
@@ -242,12 +251,12 @@ class EngineConnection:
 
         Raises as `handles` does.
         """
-        _raise_unless_some_are_there(engines, found)
+        raise_unless_some_are_there(_names(engines), found)
         judged: dict[str, EngineHandle | EngineDead] = {}
         for engine, each in zip(engines, found, strict=True):
             assert not isinstance(each, BaseException) or isinstance(each, EngineDead), "as raised"
             judged[engine.name] = each
-        if self._is_alone:
+        if self._is_alone or self._members is not None:
             return judged
 
         there = {name: each for name, each in judged.items() if not isinstance(each, EngineDead)}
@@ -262,7 +271,7 @@ class EngineConnection:
     async def _connect(self, engine: FoundEngine) -> None:
         """Find one engine, and use it. Raises why that cannot be, EngineDead as a rule."""
         handle = await self._find(engine)
-        if not self._is_alone:
+        if not self._is_alone and self._members is None:
             self._model.require(engine.name, handle)
         await self._join(engine, handle)
 
@@ -277,20 +286,24 @@ class EngineConnection:
             engine.forget()
             raise
 
-        limits, client = ModelLimits.of(found.facts), self._client
-        if client is not None and client.limits != limits:
-            client.give_up(
+        limits, former = ModelLimits.of(found.facts), self._client
+        if self._members is None and former is not None and former.limits != limits:
+            former.give_up(
                 EngineDead(f"The engine {engine.name!r} serves another model by now. Ask anew.")
             )
-            client = None
+            await self._versions.forget(former)
+        client = self._versions.of(limits)
         if client is None:
-            client = self._client = EngineClient(limits, tokenizer, self._note_loss, self._choice())
+            client = EngineClient(limits, tokenizer, self._note_loss, self._choice())
+            self._versions.add(client)
+        self._versions.note(engine.name, limits)
         self._gone.pop(engine.name, None)
         if client.has_link(engine.name):
             link.close()
         else:
             client.use(engine.name, link)
             self._tell(engine.name, "is used", logging.INFO)
+        self._client = self._versions.chosen(_names(self.engines))
 
     def _choice(self) -> ChooseLine:
         """What chooses the engine of each request. One that is the only one is not followed."""
@@ -325,7 +338,7 @@ class EngineConnection:
     async def _connect_again(self, engine: FoundEngine) -> None:
         client, pause_s = self._client, _FIRST_RETRY_S
         assert client is not None, "its link was lost"
-        while not client.has_link(engine.name):
+        while not self._versions.has_link(engine.name):
             # Where there is but one engine, the next request looks for it.
             if self._is_alone and not client.has_waiting:
                 return
@@ -363,15 +376,5 @@ class EngineConnection:
         return None
 
 
-def _raise_unless_some_are_there(engines: Sequence[FoundEngine], outcomes: Sequence[Any]) -> None:
-    """Raise what any outcome is but EngineDead; and EngineDead, if all of them are that."""
-    errors = [each for each in outcomes if isinstance(each, BaseException)]
-    for error in errors:
-        if not isinstance(error, EngineDead):
-            raise error
-    if len(errors) < len(outcomes):
-        return
-    if len(errors) == 1:
-        raise errors[0]
-    names = ", ".join(engine.name for engine in engines)
-    raise EngineDead(f"none of the engines {names} is there. Of the first: {errors[0]}")
+def _names(engines: Sequence[FoundEngine]) -> list[str]:
+    return [engine.name for engine in engines]

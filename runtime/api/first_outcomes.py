@@ -39,3 +39,17 @@ def _outcome(task: asyncio.Task[T]) -> T | BaseException:
     if not task.done():
         return EngineDead("it has not answered yet")
     return task.exception() or task.result()
+
+
+def raise_unless_some_are_there(engines: Sequence[str], outcomes: Sequence[Any]) -> None:
+    """Raise what any outcome is but EngineDead; and EngineDead, if all of them are that."""
+    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    for error in errors:
+        if not isinstance(error, EngineDead):
+            raise error
+    if len(errors) < len(outcomes):
+        return
+    if len(errors) == 1:
+        raise errors[0]
+    names = ", ".join(engines)
+    raise EngineDead(f"none of the engines {names} is there. Of the first: {errors[0]}")

@@ -7,23 +7,29 @@ from raydix.runtime.api.tokenizer import Tokenizer, load_tokenizer, load_tokeniz
 
 
 class KnownTokenizers:
-    """Owns: a tokenizer for each path of a model; None where a checkpoint has none."""
+    """Owns: a tokenizer for each version of a model; None where a checkpoint has none."""
 
     def __init__(self, *, is_near: bool) -> None:
         """`is_near`: whether an engine's paths mean the same here as on its own host."""
         self._is_near = is_near
-        self._by_path: dict[str, Tokenizer | None] = {}
+        self._added: dict[str, Tokenizer | None] = {}
+        """The tokenizers of engines that this process has started, by the paths of their models."""
+        self._by_version: dict[tuple[str, str], Tokenizer | None] = {}
+        """The others, by path and fingerprint: other weights may have come to the same path."""
 
     def add(self, path: str, tokenizer: Tokenizer | None) -> None:
         """Know the tokenizer of this model from now on."""
-        self._by_path[path] = tokenizer
+        self._added[path] = tokenizer
 
     async def of(self, handle: EngineHandle) -> Tokenizer | None:
         """The tokenizer of the model that an engine serves, read now if it is not known."""
         path = handle.model_path
-        if path not in self._by_path:
-            self._by_path[path] = await self._load(handle)
-        return self._by_path[path]
+        if path in self._added:
+            return self._added[path]
+        version = (path, handle.facts.fingerprint)
+        if version not in self._by_version:
+            self._by_version[version] = await self._load(handle)
+        return self._by_version[version]
 
     async def _load(self, handle: EngineHandle) -> Tokenizer | None:
         if self._is_near:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_TELL_S = 0.2
+"""The time for those that wait for a service's end to be told."""
+
 
 Nodes = Annotated[
     int | None,
@@ -182,29 +185,35 @@ async def _keep_up(
     services: "Mapping[str, EngineService]", options: ServiceOptions, front: "HttpFront | None"
 ) -> None:
     """Run the services of all models, and HTTP for them once each has an engine that serves."""
+    running = [
+        asyncio.create_task(_run(each), name=f"service-{each.name}") for each in services.values()
+    ]
+    serving = asyncio.create_task(_serving(services.values()), name="serving")
+    try:
+        ending = asyncio.create_task(until_stopped(_ended(running)))
+        await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        # One that ends is waited for no longer, so that all may have ended.
+        if ending.done() or all(each.is_over for each in services.values()):
+            await ending
+        else:
+            await _serve_until(ending, services, options, front)
+    finally:
+        for service in services.values():
+            service.stop()
+        serving.cancel()
+        await asyncio.gather(*running, serving, return_exceptions=True)
+
+
+async def _run(service: "EngineService") -> None:
+    """Run a service, and answer by its name until it has ended: a later version takes that then."""
     from raydix.runtime.actors.service.desk import answering
 
-    async with contextlib.AsyncExitStack() as desks:
-        for service in services.values():
-            await desks.enter_async_context(answering(service))
-        running = [
-            asyncio.create_task(each.run(), name=f"service-{each.name}")
-            for each in services.values()
-        ]
-        serving = asyncio.create_task(_serving(services.values()), name="serving")
+    async with answering(service):
         try:
-            ending = asyncio.create_task(until_stopped(_ended(running)))
-            await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
-            # One that ends is waited for no longer, so that all may have ended.
-            if ending.done() or all(each.done() for each in running):
-                await ending
-            else:
-                await _serve_until(ending, services, options, front)
+            await service.run()
         finally:
-            for service in services.values():
-                service.stop()
-            serving.cancel()
-            await asyncio.gather(*running, serving, return_exceptions=True)
+            # Whoever waits for the end hears of it before the links close.
+            await asyncio.sleep(_TELL_S)
 
 
 async def _serve_until(

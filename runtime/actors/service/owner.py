@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 """The time after which nodes are looked at again."""
+_FOUND_S = 5.0
+"""The time in which clients find an engine, which look for new ones every second."""
 _GIVING_WAY_S = 10.0
 """The time after which a later version that says nothing more is taken for dead."""
 
@@ -61,8 +63,8 @@ class EngineService:
         self._latest_number = 0
         self._fingerprint: str | None = None
         """The fingerprint of the model of the first engine that has served."""
-        self._refusal: ConfigError | None = None
-        """Why this version cannot follow the former."""
+        self._served_since_s: dict[str, float] = {}
+        """Since when each engine serves."""
         self._kept: tuple[int, float] | None = None
         """How many engines a later version leaves to this one, and until when that counts."""
         self._is_stopping = False
@@ -90,6 +92,11 @@ class EngineService:
     async def serving(self) -> None:
         """Return once an engine of this version serves."""
         await self._serves.wait()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has run, and no engine of it is left."""
+        return self._is_over.is_set()
 
     async def ended(self) -> None:
         """Return once no engine is left, for whatever reason."""
@@ -156,6 +163,21 @@ class EngineService:
         views = [each.view for each in self._engines.values()]
         return sum(each.state is EngineState.SERVING for each in views)
 
+    def _num_followers(self, now_s: float) -> int:
+        """How many engines serve that those of the former version may leave their place to.
+
+        Of other weights an engine counts once whoever routes has found it: nothing that is sent to
+        the former by then can go on here.
+        """
+        former = None if self._former is None else self._former.fingerprint
+        if former in (None, self._fingerprint):
+            return self._num_serving
+        return sum(
+            each.view.state is EngineState.SERVING
+            and now_s - self._served_since_s.get(each.name, now_s) >= _FOUND_S
+            for each in self._engines.values()
+        )
+
     def _num_to_have(self, now_s: float) -> int:
         if self._kept is not None and now_s > self._kept[1]:
             logger.warning("the later version of %s is gone; this one goes on", self.name)
@@ -187,12 +209,10 @@ class EngineService:
 
     async def _bring_about(self, now_s: float) -> None:
         """Take the steps that are due."""
-        if self._refusal is not None:
-            raise self._refusal
         if not self._scaler.is_fixed and self._kept is None:
             await self._scale(now_s)
         views = [each.view for each in self._engines.values()]
-        num_serving = self._num_serving
+        num_serving = self._num_followers(now_s)
         if self._former is not None and self.has_former and num_serving + self._lacks_room > 0:
             kept = num_kept(
                 self._former.num_engines,
@@ -255,16 +275,10 @@ class EngineService:
 
     def _note_serving(self, engine: ServiceEngine) -> None:
         self._has_served, self._lacks_room = True, False
+        self._served_since_s[engine.name] = time.monotonic()
         self._rests.note_success(engine.node)
         self._changed.set()
         self._fingerprint = self._fingerprint or engine.fingerprint
-        former = None if self._former is None else self._former.fingerprint
-        if former not in (None, self._fingerprint):
-            self._refusal = ConfigError(
-                f"Service {self.name} serves another model or weights than these. Streams could "
-                "not go on: give the new one another name (--name), then stop the old one."
-            )
-            return
         self._serves.set()
 
     def _bury(self, now_s: float) -> None:
@@ -273,6 +287,7 @@ class EngineService:
             engine = self._lives.pop(life)
             life.result()
             del self._engines[engine.name]
+            self._served_since_s.pop(engine.name, None)
             if engine.failure is None or engine.view.state is EngineState.DRAINING:
                 continue
             self._lacks_room = isinstance(engine.failure, NoRoom)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from raydix.errors import BadRequest, EngineDead, UnknownRequest
-from raydix.runtime.api import engine_connection
+from raydix.runtime.api import engine_connection, versions
 from raydix.runtime.api import service as service_module
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.service import AsyncService
@@ -317,3 +317,53 @@ async def test_a_service_without_an_engine_for_long_fails_its_requests(
         cluster.links_to("a")[-1].break_off()
         with pytest.raises(EngineDead, match="has had no engine"):
             await task
+
+
+async def test_what_began_with_a_version_of_a_service_goes_on_at_no_other(
+    cluster, members, monkeypatch
+):
+    members.join("a")
+    async with await AsyncService.find("made-up") as service:
+        fall_silent(cluster)
+        begun = asyncio.create_task(last(service.generate([5, 6])))
+        await until(lambda: asked(cluster, "a"))
+        cluster.answer = echo
+
+        # As many engines of other weights: what comes now is for them.
+        members.join("b")
+        cluster.engines["b"].fingerprint = "others"
+        await until(lambda: cluster.links_to("b"))
+        assert (await last(service.generate([7]))).outputs[0].token_ids == [7]
+        assert (await service.limits()).fingerprint == "others"
+        assert [each.token_ids.tolist() for each in asked(cluster, "a")] == [[5, 6]]
+
+        # The engine is killed, and another one of the same weights comes.
+        members.leave("a")
+        cluster.engines["a"].is_dead = True
+        cluster.links_to("a")[-1].break_off()
+        members.join("c")
+        assert (await begun).outputs[0].token_ids == [5, 6]
+        assert [each.token_ids.tolist() for each in asked(cluster, "b")] == [[7]]
+        assert [each.token_ids.tolist() for each in asked(cluster, "c")] == [[5, 6]]
+
+
+async def test_what_no_engine_of_its_version_can_end_fails_and_says_why(
+    cluster, members, monkeypatch
+):
+    members.join("a")
+    async with await AsyncService.find("made-up") as service:
+        fall_silent(cluster)
+        begun = asyncio.create_task(last(service.generate([5, 6])))
+        await until(lambda: asked(cluster, "a"))
+        cluster.answer = echo
+        members.join("b")
+        cluster.engines["b"].fingerprint = "others"
+        await until(lambda: cluster.links_to("b"))
+        monkeypatch.setattr(versions, "_GONE_S", 0.0)
+        members.leave("a")
+        cluster.engines["a"].is_dead = True
+        cluster.links_to("a")[-1].break_off()
+        with pytest.raises(EngineDead, match="served no more, as a later version"):
+            await begun
+        assert (await last(service.generate([7]))).outputs[0].token_ids == [7]
+        assert [each.token_ids.tolist() for each in asked(cluster, "b")] == [[7]]
