@@ -43,9 +43,10 @@ from benchmarks.model.model_shapes import ModelConfig, write_shape
 from benchmarks.records.command_line import make_parser, run
 from benchmarks.records.record import Figure
 from raydix.ids import RequestId, Slot
-from raydix.runtime.actors.gpu import GpuActor
+from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_model import GpuModel, RankPlace
 from raydix.runtime.actors.links.link import LinkClosed
+from raydix.runtime.actors.rank_threads import RankThreads
 from raydix.runtime.actors.torch_builder import build_torch_model
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -216,14 +217,13 @@ def thread_us(threads: Mapping[str, threading.Thread]) -> dict[str, float]:
 
 
 def actor_us(
-    config: EngineConfig, model: GpuModel, num_requests: int, num_steps: int, num_repeats: int = 0
+    model: GpuModel, num_requests: int, num_steps: int, num_repeats: int = 0
 ) -> dict[str, float]:
     """Processor time of the launcher and completer for each step, and wall time.
 
     Each plan stands for `num_repeats` further steps.
     """
-    actor = GpuActor(config=config, name="host-share", rank=0, incarnation=1)
-    actor._model = model
+    rank = RankThreads("host-share", 0, model, ArenaCopies(), patience_s=60.0, on_fatal=sys.exit)
     link = WireLink()
     links = [link]
 
@@ -233,8 +233,8 @@ def actor_us(
             raise LinkClosed("the benchmark has ended")
         return links.pop()
 
-    actor.serve(dial)
-    threads = {thread.name: thread for thread in actor._threads if thread.name != "reporter"}
+    rank.start(dial)
+    threads = {thread.name: thread for thread in rank.threads if thread.name != "reporter"}
     link.plan(encode(requests(num_requests)))
     link.results.get()
     steps_each = 1 + num_repeats
@@ -255,7 +255,7 @@ def actor_us(
     for _ in range(0 if num_repeats else IN_FLIGHT - 1):
         link.results.get()
     wall_s, after = time.monotonic() - began_s, thread_us(threads)
-    actor._shutdown()
+    rank.stop()
     counted = (len(plans) - warm) * steps_each
     of_threads = {name: (after[name] - before[name]) / counted for name in threads}
     return {**of_threads, "wall": 1e6 * wall_s / counted}
@@ -315,8 +315,8 @@ def measure(
     assert isinstance(runner, ModelRunner)
     figures = []
     for num_requests in batches:
-        told = actor_us(config, model, num_requests, num_steps)
-        repeated = actor_us(config, model, num_requests, num_steps, REPEATS)
+        told = actor_us(model, num_requests, num_steps)
+        repeated = actor_us(model, num_requests, num_steps, REPEATS)
         told |= {f"{name}, repeated": repeated[name] for name in ("launcher", "completer")}
         runner.apply(requests(num_requests))
         parts = part_us(runner, num_requests)

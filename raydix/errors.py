@@ -112,6 +112,17 @@ class EngineStopped(EngineDead):
     """The engine is gone, as somebody has stopped it."""
 
 
+class EngineAsleep(RaydixError):
+    """The engine sleeps, and was not woken in time; try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ModelFailed(RaydixError):
     """The model computed no answer for a request: its logits are not finite."""
 

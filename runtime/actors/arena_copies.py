@@ -27,7 +27,9 @@ class ArenaCopies:
             with self._lock:
                 self._end()
                 self._arena = arena
-                self._engine = make(arena)
+        if self._engine is None:
+            with self._lock:
+                self._engine = make(self._arena)
 
         return self._arena.location
 
@@ -55,15 +57,23 @@ class ArenaCopies:
         if engine is not None:
             engine.abandon_peers()
 
+    def rest(self) -> None:
+        """End the engine, whose pages go, and keep the mapping: HostMemory may need it."""
+        with self._lock:
+            self._end_engine()
+
     def close(self) -> None:
         """End the engine, then the mapping."""
         with self._lock:
             self._end()
 
-    def _end(self) -> None:
+    def _end_engine(self) -> None:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    def _end(self) -> None:
+        self._end_engine()
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -1,60 +1,40 @@
-"""The GPU actor: carries out the Scheduler's plans on one device, in threads.
+"""The GPU actor: the process of one rank, from loading its weights to its end.
 
-Its event loop serves control calls only.
-
-The launcher thread reads plans and enqueues their work. The completer thread waits for steps and
-reports them. The reporter thread reports loads and backups, also when no step runs. Torch is
+Its event loop serves control calls only; `RankThreads` carry out the Scheduler's plans. Torch is
 imported only when a model is loaded: processes that merely start this actor do without it.
 """
 
 import asyncio
+import gc
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from raydix.errors import AccountingError
 from raydix.ids import Rank
 from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_metrics import GPU_METRICS
-from raydix.runtime.actors.gpu_model import (
-    BuildModel,
-    Experts,
-    GpuModel,
-    LoadedGpuModel,
-    LoadReport,
-    NoExperts,
-    RankPlace,
-    StepTimer,
-)
-from raydix.runtime.actors.link_watch import ALONE_S, LinkWatch
+from raydix.runtime.actors.gpu_model import BuildModel, LoadedGpuModel, LoadReport, RankPlace
+from raydix.runtime.actors.link_watch import ALONE_S
 from raydix.runtime.actors.links.blocking_link import connect_blocking
-from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, send_unless_closed
+from raydix.runtime.actors.links.link import BlockingLink
 from raydix.runtime.actors.metrics_export import MetricsExporter
-from raydix.runtime.actors.plan_feed import PlanFeed
 from raydix.runtime.actors.process import exit_process
-from raydix.runtime.actors.redial import RECONNECT_S, Dial, redial
-from raydix.runtime.actors.step_results import EnqueuedStep, StepResults
+from raydix.runtime.actors.rank_threads import FINISH_S, RankThreads
+from raydix.runtime.actors.redial import RECONNECT_S, Dial
 from raydix.runtime.actors.torch_builder import build_torch_model
-from raydix.runtime.actors.transfer_reports import TransferReports
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.garbage import spare_long_lived_objects
-from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.metrics import Sample, read_samples
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
-
-FINISH_S = 5.0
-"""How long a stopping rank waits for its steps in flight, which a peer may never have received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +46,9 @@ class GpuSetup:
 
 
 class GpuActor:
-    """Owns: one device's model, KV pools, block tables and state of requests.
+    """Owns: one device's weights, the mapping of the arena, and the threads that serve, if any.
 
-    The launcher thread alone changes them.
+    From `give_back` to the next `prepare` it sleeps: it has no pools, no graphs and no threads.
     """
 
     def __init__(
@@ -100,21 +80,8 @@ class GpuActor:
         )
 
         self._loaded: LoadedGpuModel | None = None
-        self._model: GpuModel | None = None
         self._copies = ArenaCopies()
-        self._experts: Experts = NoExperts()
-
-        self._link: BlockingLink | None = None
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._results = StepResults(rank)
-        self._plans = PlanFeed(rank, self._results)
-        self._reports = TransferReports(rank)
-        self._slots: set[int] = set()
-        """The slots that hold a request; the launcher alone knows them."""
-        self._rehearsed = threading.Event()
-
-        self._num_links = 0
+        self._threads: RankThreads | None = None
         self._load_s = 0.0
 
     def __repr__(self) -> str:
@@ -135,9 +102,11 @@ class GpuActor:
         return self._loaded.report
 
     async def prepare(self, num_pages: tuple[int, ...]) -> None:
-        """Make pools of so many usable pages per KV group, and all else that steps need."""
-        assert self._loaded is not None, "load comes first"
-        self._model = await asyncio.to_thread(self._loaded.prepare, num_pages)
+        """Make pools of so many usable pages per KV group, and all else that steps need.
+
+        Weights that were parked come back first. Raises ConfigError if there is no room.
+        """
+        await asyncio.to_thread(self._prepare, num_pages)
 
     async def attach_arena(self, location: ArenaLocation) -> ArenaLocation:
         """Map the arena. Returns where this process offers it, should its HostMemory end.
@@ -162,35 +131,34 @@ class GpuActor:
         spare_long_lived_objects()
         self.serve(lambda stop: connect_blocking(address, hello, secret, RECONNECT_S, stop))
         with phase(logger, "steps rehearsed"):
-            await asyncio.to_thread(self._rehearsed.wait)
+            await asyncio.to_thread(self._serving().wait_rehearsed)
         if self._exporter is not None:
             self._exporter.start(self._samples)
 
     def serve(self, dial: Dial[BlockingLink]) -> None:
         """Start with any way to reach a Scheduler."""
-        if self._model is None or self._threads:
-            raise AccountingError(f"{self!r} is started without a model, or twice")
+        self._serving().start(dial)
 
-        self._experts = self._model.make_experts(self._copies_failed)
-        bodies = {"launcher": self._launch, "completer": self._complete, "reporter": self._report}
-        for name, body in bodies.items():
-            arguments = (body, dial) if body == self._launch else (body,)
-            self._threads.append(
-                threading.Thread(target=self._guard, args=arguments, name=name, daemon=True)
-            )
+    async def give_back(self, with_weights: bool) -> dict[str, int]:
+        """Hang up, and give back pages and graphs, and the weights if they are to go, too.
 
-        for thread in self._threads:
-            thread.start()
+        The Scheduler has nothing in flight. Returns the bytes of the device that were held before,
+        and that are still held. The second time nothing is left to give.
+        """
+        if self._exporter is not None:
+            await self._exporter.stop()
+        return await asyncio.to_thread(self._give_back, with_weights)
 
     async def drain(self) -> None:
         """Return once every step and copy received so far has ended, and been reported.
 
         That experts were copied is said with the result of the next step.
         """
-        await asyncio.to_thread(self._drain)
+        if self._threads is not None:
+            await asyncio.to_thread(self._threads.drain)
 
     async def stats(self) -> dict[str, Any]:
-        """Counters since the start, and whether the Scheduler is connected."""
+        """Counters since it began to serve, and whether the Scheduler is connected."""
         return self._figures()
 
     def _samples(self) -> list[Sample]:
@@ -201,14 +169,10 @@ class GpuActor:
             "rank": self._rank,
             "incarnation": self._incarnation,
             "pid": os.getpid(),
-            "connected": self._link is not None,
-            "num_links": self._num_links,
-            "num_steps": self._results.num_reported,
-            "compute_s": self._results.compute_s,
             "load_s": self._load_s,
-            "num_running": len(self._slots),
-            **self._reports.stats(),
-            **({} if self._model is None else self._model.stats()),
+            "held_bytes": self._held_bytes(),
+            "connected": False,
+            **({} if self._threads is None else self._threads.stats()),
         }
 
     async def shutdown(self) -> None:
@@ -217,158 +181,64 @@ class GpuActor:
             await self._exporter.stop()
         await asyncio.to_thread(self._shutdown)
 
-    def _attach(self, location: ArenaLocation) -> ArenaLocation:
-        assert self._model is not None, "prepare comes first"
-        # The thread may be any of a pool's, which starts on the first device.
-        self._model.enter_thread()
+    def _serving(self) -> RankThreads:
+        if self._threads is None:
+            raise AccountingError(f"{self!r} is asked to serve, and is not prepared")
+        return self._threads
 
-        make_transfers = self._model.make_transfers
+    def _prepare(self, num_pages: tuple[int, ...]) -> None:
+        assert self._loaded is not None, "load comes first"
+        with phase(logger, "weights brought back"):
+            self._loaded.weights.bring_back()
+        model = self._loaded.prepare(num_pages)
+        alone = self._config.parallel.ranks_per_group == 1
+        self._threads = RankThreads(
+            repr(self),
+            self._rank,
+            model,
+            self._copies,
+            patience_s=ALONE_S if alone else 2 * FINISH_S,
+            on_fatal=self._on_fatal,
+        )
+
+    def _attach(self, location: ArenaLocation) -> ArenaLocation:
+        threads = self._serving()
+        # The thread may be any of a pool's, which starts on the first device.
+        threads.model.enter_thread()
+
+        make_transfers = threads.model.make_transfers
         if make_transfers is None:
             raise AccountingError(f"{self!r} has no KV to copy")
         with phase(logger, "arena mapped"):
             return self._copies.attach(
                 location,
-                lambda arena: make_transfers(arena, self._reports.add, self._copies_failed),
+                lambda arena: make_transfers(arena, threads.reports.add, threads.copies_failed),
             )
 
-    def _drain(self) -> None:
-        self._copies.drain()
-        self._experts.drain()
-        self._reports.flush()
-        self._results.wait_reported()
+    def _give_back(self, with_weights: bool) -> dict[str, int]:
+        held_bytes = self._held_bytes()
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.rest()
+            self._copies.rest()
+            threads.close_experts()
+            threads.model.give_back()
+        if with_weights and self._loaded is not None:
+            self._loaded.weights.park()
+        del threads
+        # What was there when it began to serve counts as long-lived; some of it is garbage now.
+        gc.unfreeze()
+        gc.collect()
+        return {"held_bytes": held_bytes, "left_bytes": self._held_bytes()}
+
+    def _held_bytes(self) -> int:
+        """What pages and weights take of the device."""
+        weights = 0 if self._loaded is None else self._loaded.weights.held_bytes
+        return weights + (0 if self._threads is None else self._threads.model.pool_bytes)
 
     def _shutdown(self) -> None:
-        self._stop.set()
-        # Read once: the launcher may clear it meanwhile.
-        if (link := self._link) is not None:
-            link.close()
-        for thread in self._threads:
-            thread.join(FINISH_S)
-        # A peer that stopped before it received the last plan leaves this rank stuck in it.
-        if self._model is not None:
-            self._model.close()
-        self._copies.abandon_peers()
-        for thread in self._threads:
-            thread.join()
+        if self._threads is not None:
+            self._threads.stop()
         self._copies.close()
-        self._experts.close()
-
-    def _launch(self, dial: Dial[BlockingLink]) -> None:
-        assert self._model is not None
-        self._model.enter_thread()
-        try:
-            self._model.rehearse()
-            # Forgets what warming up has counted, and loads the kernels that this takes.
-            self._experts.restore()
-            self._rehearsed.set()
-            while (link := redial(dial, self._stop, "the Scheduler", RECONNECT_S)) is not None:
-                self._follow_watched(link)
-                self._forget_requests()
-        finally:
-            # Nobody waits for a rehearsal that has failed.
-            self._rehearsed.set()
-            self._results.close()
-            self._reports.close()
-
-    def _follow_watched(self, link: BlockingLink) -> None:
-        """Follow a link to its end, then finish all work that it brought.
-
-        The next Scheduler must find nothing in motion. But work may never end: if a peer has not
-        received the last plan, or the device of a rank alone hangs and no Scheduler minds that.
-        Then `LinkWatch` ends this process, and all ranks that step together start afresh.
-        """
-        patience_s = ALONE_S if self._config.parallel.ranks_per_group == 1 else 2 * FINISH_S
-        with LinkWatch(link, lambda: self._results.num_reported, patience_s, self._give_up):
-            self._follow(link)
-            self._drain()
-
-    def _follow(self, link: BlockingLink) -> None:
-        """Carry out a Scheduler's plans until its link ends."""
-        self._num_links += 1
-        self._link = link
-        try:
-            # A shutdown that looked for the link just before it was set has not closed it.
-            while not self._stop.is_set():
-                self._carry_out(self._plans.next(link), link)
-        except LinkClosed as closed:
-            logger.info("%r lost its Scheduler: %s", self, closed)
-        finally:
-            self._link = None
-            link.close()
-
-    def _carry_out(self, plan: StepPlan, link: BlockingLink) -> None:
-        assert self._model is not None
-        self._model.runner.apply(plan)
-        self._experts.apply(plan)
-        # Removals come first: a plan may give the same slot to another request.
-        self._slots.difference_update(plan.removed_slots.tolist())
-        self._slots.update(int(request.slot) for request in plan.added)
-
-        # Rows wait for what loads bring. Of backups they would wait for the beginning alone.
-        if len(plan.loads):
-            self._copies.start(plan)
-        step = self._run_rows(plan, link)
-        if len(plan.backups) and not len(plan.loads):
-            self._copies.start(plan)
-        self._results.add(step)
-
-    def _run_rows(self, plan: StepPlan, link: BlockingLink) -> EnqueuedStep:
-        if not (len(plan.row_slots) or plan.group_tokens.any()):
-            return EnqueuedStep(plan.step, link, None, None)
-        assert self._model is not None
-        timer = self._model.make_timer()
-        timer.begin()
-        output = self._model.runner.execute(plan, partial(self._wait_layer, timer))
-        timer.end()
-        return EnqueuedStep(plan.step, link, output, timer, self._experts.after_step())
-
-    def _wait_layer(self, timer: StepTimer, transfer_id: int, layer: int) -> None:
-        """Wait for a load, which does not count as the step's own time."""
-        if self._copies.engine is not None:
-            timer.pause()
-            self._copies.engine.wait_layer(transfer_id, layer)
-            timer.resume()
-
-    def _forget_requests(self) -> None:
-        """Drop every request, because the Scheduler that knew them is gone."""
-        if self._slots:
-            assert self._model is not None
-            self._model.runner.apply(
-                StepPlan(step=0, removed_slots=int32_array(sorted(self._slots)))
-            )
-            self._slots.clear()
-        # The next Scheduler knows only where experts were at the start.
-        self._experts.restore()
-        self._plans.forget()
-
-    def _complete(self) -> None:
-        assert self._model is not None
-        self._model.enter_thread()
-        self._results.report(self._experts)
-
-    def _report(self) -> None:
-        while (message := self._reports.take()) is not None:
-            # Read once: the launcher may clear it meanwhile.
-            if (link := self._link) is not None:
-                send_unless_closed(link, message)
-            self._reports.sent()
-
-    def _guard(self, body: Callable[..., None], *arguments: Any) -> None:
-        try:
-            body(*arguments)
-        except Exception:
-            if self._stop.is_set():
-                logger.info("%r stops within a step", self, exc_info=True)
-            else:
-                logger.exception("%r cannot go on", self)
-            self._give_up()
-
-    def _copies_failed(self, error: BaseException) -> None:
-        logger.error("%r cannot copy: %s", self, error)
-        self._give_up()
-
-    def _give_up(self) -> None:
-        # Read once: the launcher may clear it meanwhile.
-        if (link := self._link) is not None:
-            link.close()
-        self._on_fatal()
+        if self._threads is not None:
+            self._threads.close_experts()

@@ -5,7 +5,7 @@ Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raydix.runtime.config.engine import EngineConfig
@@ -192,6 +192,32 @@ def _no_figures() -> dict[str, Any]:
     return {}
 
 
+class Weights(Protocol):
+    """The weights of a loaded model, which may leave their device for a while."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What they take of the device now."""
+
+    def park(self) -> None:
+        """Keep them in host memory, and none of them on the device."""
+
+    def bring_back(self) -> None:
+        """Have them on the device again."""
+
+
+class NoWeights:
+    """`Weights` of a model that has none."""
+
+    held_bytes = 0
+
+    def park(self) -> None:
+        """There is nothing to keep."""
+
+    def bring_back(self) -> None:
+        """There is nothing to bring."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """A model with its pools and everything around it that depends on its device."""
@@ -214,6 +240,12 @@ class GpuModel:
     """Ends the model, from any thread: a step in flight may fail, but waits no longer for other
     ranks. A model that waits for nobody has nothing to do.
     """
+    pool_bytes: int = 0
+    """What its pages take of the device."""
+    give_back: Callable[[], None] = lambda: None
+    """Frees pools, graphs and whatever else `prepare` has made. No thread drives the model any
+    more, and nobody uses it again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +255,10 @@ class LoadedGpuModel:
     report: LoadReport
     prepare: Callable[[tuple[int, ...]], GpuModel]
     """Makes pools of the given usable pages per KV group, then captures graphs. It may be called
-    once, from any thread.
+    from any thread, and again once the model that it made has given its memory back. Raises
+    ConfigError if the device has no room.
     """
+    weights: Weights = field(default_factory=NoWeights)
 
 
 BuildModel = Callable[[EngineConfig, RankPlace], LoadedGpuModel]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from raydix.errors import AccountingError
-from raydix.ids import ConnectionId, RequestId
+from raydix.ids import RequestId
 from raydix.runtime.actors.client_links import ClientLinks
 from raydix.runtime.actors.core_answers import CoreAnswers, RecordingOrder
 from raydix.runtime.actors.expert_planner import ExpertPlanner
@@ -17,19 +17,19 @@ from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.follower_links import FollowerLinks
 from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.actors.idle_check import IdleCheck
-from raydix.runtime.actors.links.link import Link, LinkClosed, send_if_open
+from raydix.runtime.actors.links.link import Link, send_if_open
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.metrics_export import MetricsExporter
+from raydix.runtime.actors.peer_links import PeerLinks
 from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.scheduler_metrics import SCHEDULER_METRICS
+from raydix.runtime.actors.sleep_desk import SleepDesk
 from raydix.runtime.actors.traffic import INTERVAL_S as TRAFFIC_INTERVAL_S
 from raydix.runtime.actors.traffic import Traffic
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.host import FromHost
-from raydix.runtime.messages.plan import FromRank
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.model.grammars.compiling import CompilerSetup
 from raydix.runtime.scheduler.core import SchedulerCore
@@ -40,15 +40,11 @@ from raydix.runtime.scheduler.events import (
     Effect,
     EndRequests,
     Event,
-    HostAttached,
-    HostLost,
-    HostMessage,
+    GiveBack,
     KillRank,
     L1Flushed,
+    PhaseReached,
     PlanExperts,
-    RankAttached,
-    RankLost,
-    RankMessage,
     RecordingTold,
     RefuseRequests,
     SendClient,
@@ -56,9 +52,11 @@ from raydix.runtime.scheduler.events import (
     SendNews,
     SendPlan,
     SendTokens,
+    TakeAgain,
     TellFollower,
     Tick,
 )
+from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
@@ -80,6 +78,8 @@ class SchedulerSetup:
     secret: bytes = field(repr=False)
     compilers: CompilerSetup
     """What compilers of grammars start with, once there is a grammar."""
+    phase: Phase = Phase.AWAKE
+    """ASLEEP if the ranks sleep when this incarnation starts."""
 
 
 class SchedulerActor:
@@ -108,15 +108,10 @@ class SchedulerActor:
         self._compiler_setup: CompilerSetup | None = None
         self._traffic_log = FiguresLog(Traffic(), TRAFFIC_INTERVAL_S)
         self._idle_check = IdleCheck()
+        self._sleep = SleepDesk(self._turns.post)
 
         self._listeners: list[Listener] = []
-        self._ranks: dict[int, Link] = {}
-        self._host: Link | None = None
-        self._links: dict[ConnectionId, Link] = {}
-        """The links to ranks and to HostMemory, by the numbers under which the core knows them."""
-        self._num_connections = 0
-        self._num_ranks = 0
-
+        self._peers = PeerLinks(self._turns.post)
         self._clients = ClientLinks(self._turns.post)
         self._followers = FollowerLinks(self._turns.post)
         self._answers = CoreAnswers(self._turns.take_now)
@@ -129,10 +124,10 @@ class SchedulerActor:
 
     async def start(self, setup: SchedulerSetup) -> tuple[str, ...]:
         """Listen; returns the addresses, with the ports that were chosen."""
-        self._core = SchedulerCore(setup.settings)
+        self._core = SchedulerCore(setup.settings, setup.phase)
         self._compiler_setup = setup.compilers
         self._turns.start(self._core)
-        self._num_ranks = setup.settings.num_lanes * setup.settings.ranks_per_lane
+        self._peers.expect(setup.settings.num_lanes * setup.settings.ranks_per_lane)
         self._cpu_start_s = time.thread_time()
 
         own = Hello(
@@ -160,6 +155,26 @@ class SchedulerActor:
     async def next_kill(self) -> KillRank:
         """Wait until the core condemns a rank."""
         return await self._kill_orders.get()
+
+    async def fall_asleep(self, with_weights: bool) -> str:
+        """Have the engine sleep; returns the phase that it has come to, as `SleepDesk` says."""
+        return (await self._sleep.fall_asleep(with_weights)).value
+
+    async def wake(self) -> str:
+        """Wake the engine; returns the phase that it has come to, as `SleepDesk` says."""
+        return (await self._sleep.wake()).value
+
+    async def next_sleep_order(self) -> GiveBack | TakeAgain:
+        """Wait until the ranks are to give memory back, or to take it again."""
+        return await self._sleep.next_order()
+
+    def ranks_gave_back(self) -> None:
+        """The latest `GiveBack` is carried out."""
+        self._sleep.gave_back()
+
+    def stay_asleep(self, with_weights: bool) -> None:
+        """The latest `TakeAgain` cannot be carried out."""
+        self._sleep.stay_asleep(with_weights)
 
     def stats(self) -> dict[str, Any]:
         """The core's figures, and what the loop's thread has cost so far."""
@@ -234,89 +249,17 @@ class SchedulerActor:
     async def _serve(self, link: Link) -> None:
         match link.hello.role:
             case Role.GPU:
-                await self._serve_rank(link)
+                await self._peers.serve_rank(link)
             case Role.HOST_MEMORY:
-                await self._serve_host(link)
+                await self._peers.serve_host(link)
             case Role.CLIENT:
                 await self._clients.serve(link)
             case Role.FOLLOWER:
-                await self._followers.serve(link, self._add_link(link))
-                self._remove_link(link)
+                await self._followers.serve(link, self._peers.add(link))
+                self._peers.remove(link)
             case Role.SCHEDULER | Role.STORAGE | Role.SUPERVISOR:
                 logger.warning("%s has no business with the Scheduler", link.hello)
         link.close()
-
-    async def _serve_rank(self, link: Link) -> None:
-        hello = link.hello
-        if hello.rank is None or not 0 <= hello.rank < self._num_ranks:
-            logger.warning("%s is no rank of this engine", hello)
-            return
-
-        rank = int(hello.rank)
-        # A rank that comes back may not have been missed yet.
-        older = self._ranks.get(rank)
-        if older is not None:
-            self._lose_rank(rank, older)
-        self._ranks[rank] = link
-        connection = self._add_link(link)
-        self._turns.post(
-            RankAttached(
-                rank=rank, connection=connection, incarnation=hello.incarnation, pid=hello.pid
-            )
-        )
-
-        try:
-            while True:
-                message = await link.receive()
-                if self._ranks.get(rank) is not link or not isinstance(message, FromRank):
-                    break
-                self._turns.post(RankMessage(rank=rank, connection=connection, message=message))
-        except LinkClosed:
-            pass
-
-        if self._ranks.get(rank) is link:
-            self._lose_rank(rank, link)
-
-    def _lose_rank(self, rank: int, link: Link) -> None:
-        del self._ranks[rank]
-        link.close()
-        self._turns.post(RankLost(rank=rank, connection=self._remove_link(link)))
-
-    async def _serve_host(self, link: Link) -> None:
-        if self._host is not None:
-            self._lose_host(self._host)
-        self._host = link
-        connection = self._add_link(link)
-        self._turns.post(HostAttached(connection=connection))
-
-        try:
-            while True:
-                message = await link.receive()
-                if self._host is not link or not isinstance(message, FromHost):
-                    break
-                self._turns.post(HostMessage(connection=connection, message=message))
-        except LinkClosed:
-            pass
-
-        if self._host is link:
-            self._lose_host(link)
-
-    def _lose_host(self, link: Link) -> None:
-        self._host = None
-        link.close()
-        self._turns.post(HostLost(connection=self._remove_link(link)))
-
-    def _add_link(self, link: Link) -> ConnectionId:
-        """Number a new link to a rank or to HostMemory, so that effects can name this very link."""
-        self._num_connections += 1
-        connection = ConnectionId(self._num_connections)
-        self._links[connection] = link
-        return connection
-
-    def _remove_link(self, link: Link) -> ConnectionId:
-        connection = next(number for number, known in self._links.items() if known is link)
-        del self._links[connection]
-        return connection
 
     def _finish_turn(self, now_s: float) -> float | None:
         """Send clients their news and check invariants. Returns when to come back to either."""
@@ -344,9 +287,9 @@ class SchedulerActor:
 
             case SendPlan():
                 for connection in effect.connections:
-                    send_if_open(self._links.get(connection), effect.plan)
+                    send_if_open(self._peers.get(connection), effect.plan)
             case SendHost():
-                send_if_open(self._links.get(effect.connection), effect.message)
+                send_if_open(self._peers.get(effect.connection), effect.message)
 
             case KillRank():
                 # Whoever ends the rank logs why. Without a Supervisor nobody takes them, so their
@@ -364,6 +307,10 @@ class SchedulerActor:
                 self._compilers.drop(effect.key)
             case L1Flushed() | RecordingTold():
                 self._answers.hear(effect)
+            case GiveBack() | TakeAgain():
+                self._sleep.order(effect)
+            case PhaseReached():
+                self._sleep.reached(effect)
             case _:
                 assert_never(effect)
 

@@ -1,5 +1,7 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
+import gc
+import itertools
 import logging
 from functools import partial
 from pathlib import Path
@@ -7,11 +9,11 @@ from typing import Any
 
 import torch
 
-from raydix.errors import ConfigError
 from raydix.kernels.fixed_order.choice import choose_fixed_ops
 from raydix.kernels.ops import choose_ops, import_gpu_ops
 from raydix.moe.bank import ExpertBank
 from raydix.runtime.actors.cuda_timer import CudaTimer
+from raydix.runtime.actors.expert_place import expert_ranks_of
 from raydix.runtime.actors.first_times import FirstTimes
 from raydix.runtime.actors.gpu_model import (
     Experts,
@@ -40,21 +42,19 @@ from raydix.runtime.model.checkpoint.dummy import make_dummy_model
 from raydix.runtime.model.checkpoint.hub import checkpoint_folder, settings_folder
 from raydix.runtime.model.checkpoint.kv_scales import load_kv_scales
 from raydix.runtime.model.collectives.meeting import meet
-from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
-from raydix.runtime.model.experts.dispatchers import connect_dispatcher
 from raydix.runtime.model.experts.rank_experts import RankExperts
 from raydix.runtime.model.spec.fixed_order import require_fixed_order
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups
 from raydix.runtime.model.steps.halving import Halving
 from raydix.runtime.model.steps.overlap_times import step_times
 from raydix.runtime.model.steps.runner import ModelRunner
-from raydix.runtime.model.steps.step_shapes import max_captured_tokens, padded_tokens
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.peer_pools import make_peer_pools
+from raydix.runtime.tiers.parked_weights import ParkedWeights, free_storages
+from raydix.runtime.tiers.peer_pools import PeerPools, make_peer_pools
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def load_gpu_model(
         device=device,
         dtype=dtype,
         collectives=collectives,
-        expert_ranks=_expert_ranks(config, place, device),
+        expert_ranks=expert_ranks_of(config, place, device),
         group_layers=group_layers,
     )
 
@@ -107,12 +107,18 @@ def load_gpu_model(
         kernels.load(build)
         step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
     num_pages = pages_with_room(config, shard, step_bytes, device)
+    spells = itertools.count()
+
+    def prepare(num_pages: tuple[int, ...]) -> GpuModel:
+        # Ranks prepare together, each time, and what they left in a file means nothing later.
+        file = _lane_file(config, place, f"pools{next(spells)}")
+        made = partial(_prepare, config, loaded, shard, device, halving=halving, kernels=kernels)
+        return made(file, num_pages)
 
     return LoadedGpuModel(
         report=_report(loaded, shard, num_pages),
-        prepare=partial(
-            _prepare, config, loaded, shard, device, place, halving=halving, kernels=kernels
-        ),
+        prepare=prepare,
+        weights=ParkedWeights(_tensors_of(loaded), device),
     )
 
 
@@ -152,52 +158,12 @@ def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | N
     return None if place.meeting is None else Path(f"{place.meeting}-lane{lane}-{purpose}")
 
 
-def _expert_ranks(
-    config: EngineConfig, place: RankPlace, device: torch.device
-) -> ExpertRanks | None:
-    """The ranks that share experts; None if each lane has them to itself."""
-    parallel, scheduler = config.parallel, config.scheduler
-    if parallel.ep == 1:
-        return None
-    if place.meeting is None:
-        raise ConfigError(
-            f"rank {place.rank} of {parallel.ep} that share experts has no file to meet the others "
-            "by; expected one in the engine's private folder."
-        )
-
-    max_model_len = config.model.max_model_len
-    if max_model_len is None:
-        max_model_len = read_checkpoint_config(
-            settings_folder(config.model.path)
-        ).max_position_embeddings
-    max_captured = max_captured_tokens(scheduler.max_running_requests)
-    max_tokens = scheduler.max_step_tokens(max_model_len)
-    if device.type == "cuda":
-        max_tokens = padded_tokens(max_tokens)
-    return ExpertRanks(
-        rank=place.rank % parallel.ep,
-        size=parallel.ep,
-        connect=partial(
-            connect_dispatcher,
-            config.experts.dispatch,
-            Path(f"{place.meeting}-experts"),
-            place.rank % parallel.ep,
-            device=device,
-        ),
-        max_tokens=-(-max_tokens // parallel.tp),
-        max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
-        redundant_per_rank=config.experts.redundant_per_rank,
-        spare_seats=config.experts.spare_per_rank,
-        memory=place.expert_memory,
-    )
-
-
 def _prepare(
     config: EngineConfig,
     loaded: LoadedModel,
     shard: KvShard,
     device: torch.device,
-    place: RankPlace,
+    meeting: Path | None,
     num_pages: tuple[int, ...],
     *,
     halving: Halving,
@@ -207,7 +173,7 @@ def _prepare(
     # The thread may be another one than that which loaded.
     _enter_thread(device)
     with phase(logger, "pools made"):
-        made = make_peer_pools(shard, num_pages, device, _lane_file(config, place, "pools"))
+        made = make_peer_pools(shard, num_pages, device, meeting)
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
     num_context = max_context_pages(shard.layout, num_pages, is_chunked=is_chunked)
     max_model_len = config.max_model_len(loaded.max_position_embeddings, num_context)
@@ -228,7 +194,7 @@ def _prepare(
             on_done=on_done,
             on_error=on_error,
             copy_delay_s=config.cache.l1.copy_delay_s,
-            seed=place.rank,
+            seed=shard.rank,
             peers=made.cpu,
         )
 
@@ -241,7 +207,26 @@ def _prepare(
         rehearse=partial(kernels.rehearse, runner, config) if device.type == "cuda" else _nothing,
         stats=lambda: _stats(runner, halving) | kernels.stats(),
         close=loaded.decoder.close,
+        pool_bytes=sum(pool.nbytes for pool in made.pools),
+        give_back=partial(_give_back, runner, made, device),
     )
+
+
+def _tensors_of(loaded: LoadedModel) -> list[torch.Tensor]:
+    return [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
+
+
+def _give_back(runner: ModelRunner, made: PeerPools, device: torch.device) -> None:
+    """Free pools and graphs, whoever still refers to them."""
+    _enter_thread(device)
+    runner.release()
+    free_storages(made.pools)
+    if device.type == "cuda":
+        # A graph that was dropped keeps its memory until it is collected.
+        gc.unfreeze()
+        gc.collect()
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
 
 def _nothing() -> None:

@@ -151,6 +151,32 @@ class AsyncLLM(ModelHandle):
         names: dict[str, Any] = await self._engine.call("detach_storage")
         return names
 
+    async def sleep(self, weights: bool = False) -> dict[str, Any]:
+        """Give the memory of the GPUs' KV pages back, and with `weights` that of the weights too.
+
+        Requests that have begun end first, and L2 gets what it lacks of L1. Those that come until
+        `wake` wait, or raise EngineAsleep after `scheduler.max_asleep_wait_s`. Returns the bytes
+        that the ranks held (`held_bytes`) and hold (`left_bytes`), and the pages that L2 had no
+        room for (`lost_pages`). Raises BadRequest if somebody wakes the engine meanwhile.
+        """
+        slept: dict[str, Any] = await self._engine.call(
+            "fall_asleep", check_switch("weights", weights)
+        )
+        return slept
+
+    async def wake(self) -> dict[str, Any]:
+        """Take the GPUs' memory again, and go on with requests. Returns how long it took.
+
+        Raises EngineAsleep if there is no room: then the engine sleeps on.
+        """
+        woken: dict[str, Any] = await self._engine.call("wake")
+        return woken
+
+    async def phase(self) -> str | None:
+        """`awake`, `asleep`, or how far the engine is between them; None: nobody knows yet."""
+        phase: str | None = await self._engine.call("phase")
+        return phase
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Tell where each range of a request's prompt came from, or why it was computed.
 

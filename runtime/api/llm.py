@@ -145,6 +145,14 @@ class LLM:
         """Go on without L3; see `AsyncLLM.detach_storage`."""
         return self._wait(self._engine.detach_storage())
 
+    def sleep(self, weights: bool = False) -> dict[str, Any]:
+        """Give the GPUs' memory back; see `AsyncLLM.sleep`."""
+        return self._wait(self._engine.sleep(weights))
+
+    def wake(self) -> dict[str, Any]:
+        """Take the GPUs' memory again; see `AsyncLLM.wake`."""
+        return self._wait(self._engine.wake())
+
     def explain(self, request_id: str) -> dict[str, Any]:
         """Where a recent request's prompt came from; see `AsyncLLM.explain`."""
         return self._wait(self._engine.explain(request_id))

@@ -7,6 +7,7 @@ from raydix.errors import (
     BadParameter,
     BadRequest,
     DeadlineExceeded,
+    EngineAsleep,
     EngineDead,
     ModelFailed,
     Overloaded,
@@ -327,3 +328,5 @@ def error_of(failure: RequestFailure, partial: RequestOutput | None = None) -> R
             return EngineDead(failure.message)
         case FailureKind.MODEL_FAILED:
             return ModelFailed(failure.message)
+        case FailureKind.ASLEEP:
+            return EngineAsleep(failure.message, failure.retry_after_s)

@@ -26,6 +26,7 @@ from raydix.runtime.cli.plan import plan
 from raydix.runtime.cli.profile import profile
 from raydix.runtime.cli.serve import serve
 from raydix.runtime.cli.simulate import simulate
+from raydix.runtime.cli.sleep import sleep, switch, wake
 from raydix.runtime.cli.status import status, stop
 from raydix.runtime.cli.warm_up import warm_up
 
@@ -62,6 +63,9 @@ for verb in (
     status,
     stop,
     logs,
+    sleep,
+    wake,
+    switch,
     generate,
     demo,
     bench,

@@ -16,6 +16,7 @@ from raydix.runtime.cli.service_table import service_table
 from raydix.runtime.config.capacity import format_bytes
 
 if TYPE_CHECKING:
+    from raydix.runtime.actors.engine_record import EngineRecord
     from raydix.runtime.actors.l2_record import L2Record
 
 _LET_GO_S = 20.0
@@ -117,6 +118,14 @@ async def _stop(name: str, cache: bool) -> str:
     return "; ".join(told)
 
 
+async def _phase_of(name: str, record: "EngineRecord") -> str | None:
+    """Whether an engine that answers is awake; None: its Scheduler is being restarted."""
+    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+
+    phase: str | None = await call_supervisor(name, record, "phase")
+    return phase
+
+
 async def _end_l2(record: "L2Record", patience_s: float) -> str:
     """End an L2. Raises BadRequest if engines use it, and go on to do so for `patience_s`."""
     from raydix.runtime.actors.bootstrap.control_client import call_l2
@@ -146,14 +155,24 @@ async def _look(
         record = find_record(name)
         try:
             facts = None if record is None else await call_supervisor(name, record, "client_facts")
+            phase = None if record is None else await _phase_of(name, record)
         except EngineDead as error:
             is_refused = isinstance(error.__cause__, LinkRefused)
-            facts, problem = None, str(error) if is_refused else None
+            facts, phase, problem = None, None, str(error) if is_refused else None
         else:
             problem = None
         model = None if facts is None else facts["model_path"]
-        serves = facts is not None
-        engines.append({"name": name, "serves": serves, "model_path": model, "problem": problem})
+        # One that sleeps, or is on its way there, lets requests wait.
+        serves = facts is not None and phase in (None, "awake")
+        engines.append(
+            {
+                "name": name,
+                "serves": serves,
+                "phase": phase,
+                "model_path": model,
+                "problem": problem,
+            }
+        )
 
     described = [await _describe(each) for each in l2s_of()]
     # One that ended meanwhile has its name no more.
@@ -192,7 +211,7 @@ def _print_service(console: Console, service: dict[str, Any]) -> None:
 def _engine_table(engines: list[dict[str, Any]]) -> Table:
     table = Table("engine", "state", "model", box=None, title_justify="left")
     for each in engines:
-        state = "serves" if each["serves"] else "starts or ends"
+        state = "serves" if each["serves"] else each["phase"] or "starts or ends"
         if each["problem"] is not None:
             state = "does not answer this raydix"
         table.add_row(each["name"], state, each["model_path"] or "")

@@ -319,6 +319,11 @@ class SchedulerSection(Section):
     max_waiting_requests: Count = Field(
         1024, description="Waiting requests beyond which new ones are refused."
     )
+    max_asleep_wait_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = Field(
+        30.0,
+        description="Seconds for which a request may wait for an engine that sleeps, or falls "
+        "asleep, to wake; 0: it is refused at once.",
+    )
 
     def max_step_tokens(self, max_model_len: int) -> int:
         """Most tokens that a data-parallel rank computes in one step."""

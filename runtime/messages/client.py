@@ -42,6 +42,7 @@ class FailureKind(StrEnum):
     `EngineDead` if there is none.
     """
     MODEL_FAILED = "ModelFailed"
+    ASLEEP = "EngineAsleep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

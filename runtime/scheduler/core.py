@@ -11,25 +11,24 @@ from raydix.runtime.scheduler.followers import Followers
 from raydix.runtime.scheduler.host_messages import HostMessages
 from raydix.runtime.scheduler.l1_flush import L1Flush
 from raydix.runtime.scheduler.late_ranks import LateRanks
-from raydix.runtime.scheduler.life.admission_turns import AdmissionTurns
-from raydix.runtime.scheduler.life.attempts import Attempts
 from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.expiry import Expiry
-from raydix.runtime.scheduler.life.facts import Looks
 from raydix.runtime.scheduler.life.grammars import Grammars
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
-from raydix.runtime.scheduler.life.load_ahead import LoadAhead
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.placing import Placing
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.submission import Submission
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.life.trials import Trials
+from raydix.runtime.scheduler.orders import Orders
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.page_news import PageNews
+from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.scheduler.pieces import Pieces
+from raydix.runtime.scheduler.planner import make_planner
 from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.ranks.expert_events import on_experts_planned
 from raydix.runtime.scheduler.ranks.lanes import make_lanes
@@ -37,12 +36,10 @@ from raydix.runtime.scheduler.ranks.step_group import step_groups
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.routing_news import RoutingNews
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sleep import Sleep
 from raydix.runtime.scheduler.sources.fetch_choice import FetchChoice
 from raydix.runtime.scheduler.sources.kv_source import KvSource
-from raydix.runtime.scheduler.steps.copies import CopyDrafter
 from raydix.runtime.scheduler.steps.copy_reports import CopyReports
-from raydix.runtime.scheduler.steps.drafts import Drafter
-from raydix.runtime.scheduler.steps.planning import Planner
 from raydix.runtime.scheduler.steps.step_results import StepResults
 from raydix.runtime.scheduler.steps.transfer_results import TransferResults
 from raydix.runtime.scheduler.timers import Timers
@@ -54,7 +51,8 @@ class SchedulerCore:
     It makes the parts, each of which gets those that it works with, and hands them the events.
     """
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, phase: Phase = Phase.AWAKE) -> None:
+        """`phase`: ASLEEP if the ranks were put to sleep before, else AWAKE."""
         self.settings = settings
         self._now_s = 0.0
         """The time of the last event."""
@@ -88,12 +86,10 @@ class SchedulerCore:
             requests=self._requests, life=self._life, endings=self._endings, outbox=self._outbox
         )
         self._expiry = Expiry(self._requests, self._lanes, self._endings, self._timers)
-        self._flush = L1Flush(self._lanes, self._pieces, self._outbox)
-        self._hints = self._make_hints()
-        self._submission = self._make_submission()
-        self._placing = self._make_placing()
-        self._host = self._make_host_messages()
-        self._ranks = self._make_rank_events()
+        self._sleep, self._orders = self._make_orders(phase)
+        self._hints, self._submission = self._make_hints(), self._make_submission()
+        self._placing, self._host = self._make_placing(), self._make_host_messages()
+        self._ranks, self._routing_news = self._make_rank_events(), self._make_routing_news()
         self._late_ranks = LateRanks(
             settings,
             lanes=self._lanes,
@@ -102,11 +98,19 @@ class SchedulerCore:
             outbox=self._outbox,
             timers=self._timers,
         )
-        self._planner = self._make_planner()
-        self._followers = Followers(
-            settings, self._page_news, self._lanes, self._source.view, self._outbox
+        self._planner = make_planner(
+            settings,
+            requests=self._requests,
+            lanes=self._lanes,
+            source=self._source,
+            rates=self._rates,
+            choice=self._choice,
+            life=self._life,
+            timers=self._timers,
+            counters=self._counters,
         )
-        self._routing_news = self._make_routing_news()
+        news, view = self._page_news, self._source.view
+        self._followers = Followers(settings, news, self._lanes, view, self._outbox)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """Take one event; the effects are to be carried out in order."""
@@ -117,7 +121,8 @@ class SchedulerCore:
         self._take(event, now_s)
         if self._requests.left_grammars:
             self._grammars.drop_left()
-        num_left = self._placing.place_some(now_s)
+        self._sleep.advance(now_s)
+        num_left = self._placing.place_some(now_s, is_awake=self._sleep.is_awake)
         if self._requests.hints and not self._requests.unplaced:
             self._hints.look_up_some(num_left, now_s)
         self._life.look_up_due()
@@ -140,6 +145,11 @@ class SchedulerCore:
         self._routing_news.tell(now_s)
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *self._outbox.take()]
+
+    @property
+    def phase(self) -> Phase:
+        """Whether the engine is awake, sleeps, or is on its way to either."""
+        return self._sleep.phase
 
     def next_deadline_s(self) -> float | None:
         """The time at which a `Tick` is due if no other event comes before; None: never."""
@@ -180,6 +190,7 @@ class SchedulerCore:
             **self._source.figures(),
             **self._life.retention.figures(),
             **self._routing_news.figures(self._now_s),
+            "phase": self.phase.value,
         }
 
     def check(self) -> None:
@@ -189,6 +200,7 @@ class SchedulerCore:
         self._life.retention.check()
         self._grammars.check()
         self._page_news.keys.check()
+        self._sleep.check()
         if self.is_idle:
             checks.check_idle(self._lanes, self._source)
 
@@ -214,21 +226,12 @@ class SchedulerCore:
                 on_experts_planned(self._step_groups[event.step_group], event)
             case events.GrammarCompiled():
                 self._grammars.take(event)
-            case events.FlushL1():
-                self._flush.start(now_s)
-            case events.RefuseRequests():
-                self._requests.close()
-            case events.EndRequests():
-                self._endings.end_all()
-            case events.BackUpL1():
-                for lane in self._lanes:
-                    lane.back_up_all()
             case events.BeginRecording() | events.TakeRecording() | events.EndRecording():
                 self._outbox.emit(self._life.recorder.take(event))
             case events.Tick():
                 self._tick(now_s)
             case _:
-                assert_never(event)
+                self._orders.take(event, now_s)
 
     def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
         match event.message:
@@ -268,6 +271,24 @@ class SchedulerCore:
             rates=self._rates,
             timers=self._timers,
             outbox=self._outbox,
+        )
+
+    def _make_orders(self, phase: Phase) -> tuple[Sleep, Orders]:
+        requests, endings, lanes = self._requests, self._endings, self._lanes
+        sleep = Sleep(
+            self.settings,
+            phase,
+            requests=requests,
+            lanes=lanes,
+            step_groups=self._step_groups,
+            source=self._source,
+            endings=endings,
+            timers=self._timers,
+            outbox=self._outbox,
+        )
+        flush = L1Flush(lanes, self._pieces, self._outbox)
+        return sleep, Orders(
+            flush=flush, requests=requests, endings=endings, lanes=lanes, sleep=sleep
         )
 
     def _make_hints(self) -> Hints:
@@ -348,32 +369,7 @@ class SchedulerCore:
             transfers=transfers,
             life=self._life,
             endings=self._endings,
+            sleep=self._sleep,
             outbox=self._outbox,
             counters=self._counters,
         )
-
-    def _make_planner(self) -> Planner:
-        settings, rates, choice = self.settings, self._rates, self._choice
-        looks = Looks(settings, self._requests, choice, self._source.view, rates)
-        attempts = Attempts(
-            settings,
-            requests=self._requests,
-            looks=looks,
-            ahead=LoadAhead(settings, choice=choice, life=self._life, timers=self._timers),
-            life=self._life,
-            counters=self._counters,
-        )
-        turns = AdmissionTurns(
-            settings, attempts, source=self._source, life=self._life, timers=self._timers
-        )
-        rows = Drafter(
-            settings,
-            rates=rates,
-            turns=turns,
-            life=self._life,
-            timers=self._timers,
-            counters=self._counters,
-        )
-        lanes, timers = self._lanes, self._timers
-        copies = CopyDrafter(requests=self._requests, source=self._source)
-        return Planner(settings, lanes=lanes, rates=rates, rows=rows, copies=copies, timers=timers)

@@ -13,6 +13,7 @@ from raydix.runtime.messages.plan import FromRank, StepPlan
 from raydix.runtime.messages.recording import RecordingPart
 from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
+from raydix.runtime.scheduler.phase import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +167,31 @@ class EndRecording:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FallAsleep:
+    """Answer what has a lane, copy to L2 what it lacks of L1, then have memory given back."""
+
+    with_weights: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksGaveBack:
+    """The latest `GiveBack` is carried out: no process of a rank holds that memory any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeUp:
+    """Have the ranks take their memory again, and go on with requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed: `core.next_deadline_s()` said when this is due."""
 
+
+EngineOrder = (
+    FlushL1 | RefuseRequests | EndRequests | BackUpL1 | FallAsleep | RanksGaveBack | WakeUp
+)
+"""What the engine as a whole is told."""
 
 Event = (
     ClientMessage
@@ -183,10 +206,7 @@ Event = (
     | FollowerLost
     | ExpertsPlanned
     | GrammarCompiled
-    | FlushL1
-    | RefuseRequests
-    | EndRequests
-    | BackUpL1
+    | EngineOrder
     | BeginRecording
     | TakeRecording
     | EndRecording
@@ -310,6 +330,31 @@ class RecordingTold:
     refusal: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveBack:
+    """Have all ranks give back the memory of their pages, and hang up; answered once they have.
+
+    A rank that ends before the next `TakeAgain` is not started again until then.
+    """
+
+    with_weights: bool
+    """Whether their weights go, too."""
+    num_lost_pages: int
+    """The pages of L1 that L2 has not got, and had no room for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeAgain:
+    """Have all ranks take again what they gave back, and say hello anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReached:
+    """The engine is asleep, or is awake, whoever has asked for it."""
+
+    phase: Phase
+
+
 Effect = (
     SendPlan
     | SendHost
@@ -323,4 +368,7 @@ Effect = (
     | DropGrammar
     | L1Flushed
     | RecordingTold
+    | GiveBack
+    | TakeAgain
+    | PhaseReached
 )

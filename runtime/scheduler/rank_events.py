@@ -18,6 +18,7 @@ from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import AttachedRank, StepGroup
 from raydix.runtime.scheduler.request.request import MAX_LOSSES, RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sleep import Sleep
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.steps.step_results import StepResults
 from raydix.runtime.scheduler.steps.transfer_results import TransferResults
@@ -37,6 +38,7 @@ class RankEvents:
         transfers: TransferResults,
         life: Transitions,
         endings: Endings,
+        sleep: Sleep,
         outbox: Outbox,
         counters: Counters,
     ) -> None:
@@ -48,6 +50,7 @@ class RankEvents:
         self._transfers = transfers
         self._life = life
         self._endings = endings
+        self._sleep = sleep
         self._outbox = outbox
         self._counters = counters
 
@@ -132,7 +135,8 @@ class RankEvents:
         """
         step_group = self._step_group_of(rank)
         lanes = step_group.pick(self._lanes)
-        self._counters.count(Count.LOST_RANKS)
+        if not self._sleep.ranks_may_leave:
+            self._counters.count(Count.LOST_RANKS)
         # First of all: what is in flight, and in which processes, is forgotten below.
         for lane in lanes:
             self._source.abandon(lane.in_flight.transfers.values(), lane.pids)
@@ -142,7 +146,8 @@ class RankEvents:
                 if not self._fails(request):
                     displaced.append(self._life.lose_run(request))
 
-        if len(step_group.ranks) > 1:
+        # Ranks that go to sleep hang up one after the other, and come back together.
+        if len(step_group.ranks) > 1 and not self._sleep.ranks_may_leave:
             self._end_step_group(step_group, rank)
         step_group.lose_ranks()
         displaced += [place for lane in lanes for place in lane.start_over()]

@@ -20,6 +20,7 @@ from raydix.errors import (
     CheckpointError,
     ConfigError,
     DeadlineExceeded,
+    EngineAsleep,
     EngineDead,
     Overloaded,
     PromptTooLong,
@@ -90,6 +91,9 @@ def failure_of(error: RaydixError) -> HttpFailure:
         case Overloaded():
             headers = _retry_after(error.retry_after_s)
             return failure(429, text, "rate_limit_error", code="overloaded", headers=headers)
+        case EngineAsleep():
+            headers = _retry_after(error.retry_after_s)
+            return failure(503, text, "server_error", code="engine_asleep", headers=headers)
         case DeadlineExceeded():
             return failure(408, text, "timeout_error", code="deadline_exceeded")
         case EngineDead() | Cancelled():

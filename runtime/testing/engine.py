@@ -96,6 +96,14 @@ class InProcessEngine:
         """Go on without L3."""
         return await self._supervisor.detach_storage()
 
+    async def fall_asleep(self, with_weights: bool) -> dict[str, Any]:
+        """Have all ranks give back their pages, and their weights if these are to go, too."""
+        return await self._supervisor.fall_asleep(with_weights)
+
+    async def wake(self) -> dict[str, Any]:
+        """Have all ranks take again what they gave back."""
+        return await self._supervisor.wake()
+
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range."""
         return await self._supervisor.scheduler_calls.explain(request_id)

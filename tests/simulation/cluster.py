@@ -26,6 +26,7 @@ from tests.simulation.meetings import Meetings
 from tests.simulation.node import Node
 from tests.simulation.ranks import SimulatedRank
 from tests.simulation.scheduler_process import SchedulerProcess
+from tests.simulation.sleep import ClusterSleep
 
 
 class ClusterRank(Protocol):
@@ -43,6 +44,12 @@ class ClusterRank(Protocol):
 
     def flap(self) -> None:
         """The link to the Scheduler breaks while both live."""
+
+    def rest(self) -> None:
+        """Hang up and lose all pages, as nothing is in flight."""
+
+    def rise(self) -> None:
+        """Have empty pages, and say hello again."""
 
 
 MakeRank = Callable[["Cluster", int, int], ClusterRank]
@@ -79,6 +86,7 @@ class Cluster:
         """The cache salts, by seed."""
         self._clients: dict[str, ClientLink] = {}
 
+        self.sleep = ClusterSleep(self)
         self.scheduler = SchedulerProcess(self)
         node.add(self)
         self.ranks: dict[int, ClusterRank] = {}
@@ -208,8 +216,8 @@ class Cluster:
         self.clock.at(max(exits_s), partial(self.node.forget, self))
 
     def start_rank(self, rank: int) -> None:
-        """Create a GPU actor."""
-        if self.is_ended:
+        """Create a GPU actor; while the engine sleeps that waits for the wake."""
+        if self.is_ended or self.sleep.puts_off(rank):
             return
         incarnation = self._incarnations[rank // self.settings.ranks_per_group]
         self.ranks[rank] = self._make_rank(self, rank, incarnation + 1)

@@ -53,15 +53,20 @@ def _engine_faults(
     num_ranks = len(cluster.ranks)
 
     def flush() -> None:
+        cluster.num_faults["flushed"] += 1
         cluster.to_core(events.FlushL1())
         if draw.random() < 0.5:
             cluster.node.to_host(host_events.FlushHost())
+
+    def sleep() -> None:
+        cluster.sleep.put_to_sleep(draw.uniform(0.0, 1.0), with_weights=draw.random() < 0.5)
 
     return [
         (workload.num_rank_kills, lambda: cluster.kill_rank(draw.randrange(num_ranks))),
         (workload.num_rank_hangs, lambda: cluster.hang_rank(draw.randrange(num_ranks))),
         (workload.num_rank_flaps, lambda: cluster.ranks[draw.randrange(num_ranks)].flap()),
         (workload.num_flushes, flush),
+        (workload.num_sleeps, sleep),
         (workload.num_scheduler_kills, lambda: cluster.scheduler.kill(draw.uniform(0.0, 0.3))),
         (workload.num_load_spells, lambda: slow_loads(cluster.world, draw)),
         (workload.num_client_losses, clients.lose_one),

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raydix.runtime.actors.standing_plan import StandingPlan
-from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import FromRank, PageCopies, StepPlan, StepResult, TransfersDone
@@ -18,6 +17,7 @@ from tests.simulation.modelled_rows import ModelledRow, Pages, change_tables
 from tests.simulation.modelled_tokens import prefix_hashes
 from tests.simulation.not_finite import NotFinite
 from tests.simulation.page_copy import PageCopy, StrayWrite, by_transfer
+from tests.simulation.page_parts import PageParts
 from tests.simulation.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
@@ -40,11 +40,14 @@ class SimulatedRank:
         self.rank = rank
         self.part = rank % cluster.settings.ranks_per_lane
         """Which part of a host page this rank reads and writes: its own heads."""
+        self.parts = PageParts(cluster.settings, self.part)
         self.incarnation = incarnation
         self.pid = cluster.processes.start()
         self.is_alive = True
         self.exit_s = float("inf")
         self._link: Link | None = None
+        self._is_resting = False
+        self._num_dials = 0
         size = cluster.settings.page_size
         self.pages: Pages = [
             [[None] * size for _ in range(num_pages + 1)]
@@ -75,7 +78,26 @@ class SimulatedRank:
         self._dial()
 
     def _dial(self) -> None:
-        self.cluster.scheduler.connect(self._use, lambda: self.is_alive)
+        self._num_dials = number = self._num_dials + 1
+
+        def is_wanted() -> bool:
+            return self.is_alive and not self._is_resting and number == self._num_dials
+
+        self.cluster.scheduler.connect(self._use, is_wanted)
+
+    def rest(self) -> None:
+        """Hang up, as nothing is in flight; pages are lost by the time that it comes back."""
+        self._is_resting = True
+        if self._link is not None:
+            self._link.close()
+        self._forget_if_drained()
+
+    def rise(self) -> None:
+        """Have empty pages, and say hello again."""
+        if self._is_resting:
+            self._is_resting = False
+            self.pages = [[[None] * len(page) for page in pages] for pages in self.pages]
+            self._forget_if_drained()
 
     def _use(self, link: Link) -> None:
         self._link = link
@@ -120,7 +142,8 @@ class SimulatedRank:
         for part in (self.not_finite, self.scores, self.grammars, self.standing):
             part.forget()
         self._restore_experts()
-        self.cluster.after(self.cluster.world.draw_redial_s(), self._dial)
+        if not self._is_resting:
+            self.cluster.after(self.cluster.world.draw_redial_s(), self._dial)
 
     def _restore_experts(self) -> None:
         """The next Scheduler knows only where they were at the start."""
@@ -196,7 +219,7 @@ class SimulatedRank:
             if is_load:
                 self.loading.add(transfer)
             last_s = 0.0
-            own = self._own_share(entries)
+            own = self.parts.own_share(entries)
             lag_s = self.cluster.faults.load_lag_s if is_load else 0.0
             for entry in own:
                 delay_s = lag_s + self.cluster.clock.draw(self.cluster.faults.copy_s)
@@ -204,24 +227,9 @@ class SimulatedRank:
                 copy = self._load_page if is_load else self._back_up_page
                 self.cluster.after(delay_s, partial(copy, entry))
             ended = partial(self._copied, transfer, entries, is_load, started_s)
-            if is_load and self._is_shared(entries):
+            if is_load and self.parts.is_shared(entries):
                 ended = partial(self._share_copied, transfer, ended)
             self.cluster.after(last_s, ended)
-
-    def _is_latent(self, group: int) -> bool:
-        return self.cluster.settings.layout.groups[group].kind is GroupKind.LATENT
-
-    def _is_shared(self, entries: list[PageCopy]) -> bool:
-        is_latent = any(self._is_latent(entry.group) for entry in entries)
-        return is_latent and self.cluster.settings.ranks_per_lane > 1
-
-    def _own_share(self, entries: list[PageCopy]) -> list[PageCopy]:
-        """The copies of this rank: of latent pages, which all ranks have, those of its number."""
-        width, own = self.cluster.settings.ranks_per_lane, []
-        for group in range(len(self.pages)):
-            pages = [entry for entry in entries if entry.group == group]
-            own += pages[self.part :: width] if self._is_latent(group) else pages
-        return own
 
     def _peers(self) -> list[SimulatedRank]:
         first = self.rank - self.part
@@ -253,15 +261,11 @@ class SimulatedRank:
             del self._shares[transfer]
             self._copied_loads.pop(transfer)()
 
-    def _part_of(self, group: int) -> int:
-        """Where a host page has what this rank keeps of it: latent pages are there once."""
-        return 0 if self._is_latent(group) else self.part
-
     def _load_page(self, copy: PageCopy) -> None:
-        content = self.cluster.node.arena[copy.host_page][self._part_of(copy.group)]
+        content = self.cluster.node.arena[copy.host_page][self.parts.part_of(copy.group)]
         if self.is_alive:
             self.pages[copy.group][copy.page] = list(content)
-        if self._is_latent(copy.group) and self.cluster.now_s <= self.exit_s:
+        if self.parts.is_latent(copy.group) and self.cluster.now_s <= self.exit_s:
             for peer in self._peers():
                 peer.pages[copy.group][copy.page] = list(content)
 
@@ -279,7 +283,7 @@ class SimulatedRank:
         if self.cluster.node.generations[copy.host_page] != copy.generation:
             raise StrayWrite(f"rank {self.rank} writes host page {copy.host_page} of another")
         content = tuple(self.pages[copy.group][copy.page])
-        self.cluster.node.arena[copy.host_page][self._part_of(copy.group)] = content
+        self.cluster.node.arena[copy.host_page][self.parts.part_of(copy.group)] = content
 
     def _copied(
         self, transfer: int, entries: list[PageCopy], is_load: bool, started_s: float
@@ -294,7 +298,7 @@ class SimulatedRank:
             rank=self.rank,
             transfer_ids=int32_array((transfer,)),
             stale_transfer_ids=int32_array((transfer,) if is_stale else ()),
-            num_bytes=self._loaded_bytes(entries) if is_load else 0,
+            num_bytes=self.parts.loaded_bytes(entries) if is_load else 0,
             seconds=self.cluster.now_s - started_s if is_load else 0.0,
         )
         # Another thread reports copies: steps on top of them may be reported before.
@@ -307,10 +311,6 @@ class SimulatedRank:
         self._send(done)
         self._num_copying -= 1
         self._forget_if_drained()
-
-    def _loaded_bytes(self, entries: list[PageCopy]) -> int:
-        layout = self.cluster.settings.layout
-        return sum(layout.payload_bytes(entry.group) for entry in self._own_share(entries))
 
     def is_stale(self, entries: list[PageCopy]) -> bool:
         """Did a host page change hands before all of them were read?"""

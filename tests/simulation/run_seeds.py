@@ -1,6 +1,6 @@
 """Run more random workloads than the tests do; exits with 1 if any fails.
 
-python -m tests.simulation.run_seeds FIRST STOP [--shared | --pulling | --standing]
+python -m tests.simulation.run_seeds FIRST STOP [--shared | --pulling | --standing | --sleeping]
 """
 
 import argparse
@@ -10,6 +10,7 @@ from collections import Counter
 
 from tests.simulation.checks import sources_of, storage_share
 from tests.simulation.shared_l2 import draw_pulling_workload, draw_shared_workload
+from tests.simulation.sleeping import draw_sleeping_workload
 from tests.simulation.standing import draw_standing_workload
 from tests.simulation.workload import draw_workload, run_workload
 
@@ -23,11 +24,13 @@ def main() -> int:
     kinds.add_argument("--shared", action="store_true", help="several engines share an L2")
     kinds.add_argument("--pulling", action="store_true", help="nodes pull from each other's L2")
     kinds.add_argument("--standing", action="store_true", help="ranks often repeat plans")
+    kinds.add_argument("--sleeping", action="store_true", help="engines sleep and wake")
     options = parser.parse_args()
     first, stop = options.first, options.stop
     draw = draw_shared_workload if options.shared else draw_workload
     draw = draw_pulling_workload if options.pulling else draw
     draw = draw_standing_workload if options.standing else draw
+    draw = draw_sleeping_workload if options.sleeping else draw
 
     failed = []
     sources: Counter[str] = Counter()

@@ -12,11 +12,13 @@ from raydix.runtime.foresight.simulator.links import End, Link, Turns
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
+from raydix.runtime.scheduler.phase import Phase
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
 from tests.simulation.named_pages import NamedPages
+from tests.simulation.sleep import check_asleep
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, ClusterRank
@@ -32,6 +34,8 @@ class SchedulerProcess:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.is_up = False
+        self.lives = 0
+        """How often its process has ended: what was asked of one does not concern the next."""
         self.lost_counters: Counter[str] = Counter()
         """The counters of the cores that were killed."""
         self._dialled: list[Link] = []
@@ -45,7 +49,8 @@ class SchedulerProcess:
 
     def start(self) -> None:
         """A process with a new core; whoever waits for it may dial."""
-        self.core = SchedulerCore(self._cluster.settings)
+        phase = Phase.ASLEEP if self._cluster.sleep.is_asleep else Phase.AWAKE
+        self.core = SchedulerCore(self._cluster.settings, phase)
         self.followers = Followers(self._cluster, self.core)
         self._early_loads = EarlyLoadLaw(self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
@@ -90,6 +95,7 @@ class SchedulerProcess:
             link.close()
         for client in (*self._clients.values(), *self._leaving.values()):
             client.is_forgotten = True
+        self.lives += 1
         for kept in (self._dialled, self._links, self._peers, self._clients, self._leaving):
             kept.clear()
 
@@ -209,6 +215,7 @@ class SchedulerProcess:
         if self._cluster.world.is_check_due():
             self.core.check()
             check_hints(self.core)
+            check_asleep(self.core)
             self.followers.compare()
             for named in self._named_pages:
                 named.check()
@@ -242,8 +249,12 @@ class SchedulerProcess:
                 self._compilers.start(effect, self._turns.post)
             case events.DropGrammar():
                 self._compilers.drop(effect)
-            case events.L1Flushed() | events.RecordingTold():
+            case events.L1Flushed() | events.RecordingTold() | events.PhaseReached():
                 pass
+            case events.GiveBack():
+                self._cluster.sleep.give_back(self)
+            case events.TakeAgain():
+                self._cluster.sleep.take_again()
             case _:
                 assert_never(effect)
 

@@ -137,6 +137,7 @@ class Workload:
     num_client_flaps: int = 0
     num_client_rests: int = 0
     num_scheduler_kills: int = 0
+    num_sleeps: int = 0
     check_interval: int = 5
     """Every so many events the cores prove their invariants."""
     has_quiet_end: bool = False

@@ -20,6 +20,7 @@ from raydix.runtime.actors.scheduler import SchedulerSetup
 from raydix.runtime.actors.supervision.arena_registry import ArenaRegistry, PlannedArena
 from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts, EngineFacts
+from raydix.runtime.actors.supervision.engine_sleep import EngineSleep
 from raydix.runtime.actors.supervision.keeper import BringUp, Keeper
 from raydix.runtime.actors.supervision.l2_plan import Guest, L2Plan
 from raydix.runtime.actors.supervision.loaded_ranks import LoadedRanks
@@ -38,6 +39,7 @@ from raydix.runtime.config.l2 import L2Section
 from raydix.runtime.config.pool_sizes import max_context_pages
 from raydix.runtime.model.grammars.compiling import CompilerSetup
 from raydix.runtime.phases import phase
+from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
@@ -89,6 +91,7 @@ class EngineActors:
         num_ranks = config.parallel.num_ranks
         self._loaded = LoadedRanks(num_ranks, config.model.path)
         self._arenas = ArenaRegistry()
+        self.sleep = EngineSleep(name, supervision)
         # Here, so that it outlives every rank.
         self._expert_memory = ExpertMemory.create() if config.stores_experts else None
         self.gpus = [
@@ -193,6 +196,10 @@ class EngineActors:
         if memory is not None:
             memory.close()
 
+    async def carry_out_sleep(self) -> None:
+        """Have ranks give back memory and take it again, as the Scheduler says, for ever."""
+        await self.sleep.carry_out(self.scheduler, self.gpus, self._start_gpu)
+
     async def _tell(self, keeper: Keeper, method: str, *arguments: Any) -> Any:
         """Call an actor, whichever incarnation answers."""
         while True:
@@ -256,6 +263,7 @@ class EngineActors:
             self._start_gpu,
             on_end=self._arenas.forget_holder,
             supervision=self._supervision,
+            may_start=self.sleep.wait_awake,
         )
 
     async def _make_gpu(self, rank: int, incarnation: int) -> RunningActor:
@@ -311,6 +319,7 @@ class EngineActors:
                 vocab_size=facts.client.vocab_size,
                 eos_token_ids=facts.client.eos_token_ids,
             ),
+            phase=Phase.ASLEEP if self.sleep.is_asleep else Phase.AWAKE,
         )
         await actor.call("start", setup)
 

@@ -25,6 +25,14 @@ still live.
 """
 
 
+MayStart = Callable[[], Awaitable[None]]
+"""Returns once the next incarnation may be started."""
+
+
+async def at_once() -> None:
+    """Let incarnations start whenever they are due."""
+
+
 class AskedToEnd(EngineDead):
     """An actor ends for the sake of another one: that is no crash of its own."""
 
@@ -40,8 +48,9 @@ class Keeper:
         *,
         on_end: OnEnd,
         supervision: Supervision,
+        may_start: MayStart = at_once,
     ) -> None:
-        """`on_end`: see `OnEnd`."""
+        """`on_end`: see `OnEnd`; `may_start`: see `MayStart`."""
         self.label = label
         self.incarnation = 0
         self.actor: RunningActor | None = None
@@ -50,6 +59,7 @@ class Keeper:
         self._make = make
         self._bring_up = bring_up
         self._on_end = on_end
+        self._may_start = may_start
         self._supervision = supervision
         self._history = CrashHistory(supervision)
 
@@ -122,6 +132,7 @@ class Keeper:
 
     async def _keep(self) -> None:
         while True:
+            await self._may_start()
             self.incarnation += 1
             error = await self._live()
             if not self._has_served and isinstance(error, RaydixError):

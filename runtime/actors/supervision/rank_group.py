@@ -5,7 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
-from raydix.runtime.actors.supervision.keeper import Keeper
+from raydix.runtime.actors.supervision.keeper import Keeper, MayStart, at_once
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
 
@@ -46,15 +46,17 @@ class RankGroup:
         *,
         on_end: Callable[[int], None],
         supervision: Supervision,
+        may_start: MayStart = at_once,
     ) -> None:
         """`start` follows `load` once all ranks have loaded.
 
-        `on_end` is called with a rank that ends; see `OnEnd`.
+        `on_end` is called with a rank that ends; see `OnEnd`. `may_start`: of each incarnation.
         """
         self._make = make
         self._load = load
         self._start = start
         self._on_end = on_end
+        self._may_start = may_start
         self._incarnations: defaultdict[int, _GroupIncarnation] = defaultdict(_GroupIncarnation)
         """Each incarnation, by number, until all ranks have left it."""
         self.keepers = [self._keeper(rank, supervision) for rank in ranks]
@@ -74,7 +76,14 @@ class RankGroup:
             if error is not None:
                 self._end_incarnation(incarnation, rank, error)
 
-        return Keeper(f"gpu{rank}", make, bring_up, on_end=on_end, supervision=supervision)
+        return Keeper(
+            f"gpu{rank}",
+            make,
+            bring_up,
+            on_end=on_end,
+            supervision=supervision,
+            may_start=self._may_start,
+        )
 
     async def _join(self, incarnation: int) -> None:
         """Wait until no process of an earlier incarnation is left.

@@ -18,6 +18,7 @@ from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.control_calls import Call, CallKind
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
+from raydix.runtime.actors.supervision.draining import drain_engine
 from raydix.runtime.actors.supervision.engine_actors import EngineActors
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import Gateway, GatewaySettings
@@ -33,9 +34,6 @@ from raydix.runtime.config.loading import replace_l3
 from raydix.runtime.phases import critical_path, path_text
 
 logger = logging.getLogger(__name__)
-
-_ANSWER_S = 1.0
-"""Beyond its own bound, for an actor to answer that it has drained."""
 
 
 class SupervisorActor:
@@ -229,6 +227,19 @@ class SupervisorActor:
         has_l2 = self._actors.host is not None
         return {"detached": await self._actors.ask_host("detach_storage") if has_l2 else None}
 
+    async def fall_asleep(self, with_weights: bool = False) -> dict[str, Any]:
+        """Give the GPUs' memory back once L2 has what L1 holds: see `EngineSleep`."""
+        return await self._actors.sleep.fall_asleep(self._actors.scheduler, with_weights)
+
+    async def wake(self) -> dict[str, Any]:
+        """Take the GPUs' memory again, and go on with requests: see `EngineSleep`."""
+        return await self._actors.sleep.wake(self._actors.scheduler)
+
+    async def phase(self) -> str | None:
+        """Whether the engine is awake; None while its Scheduler is being restarted."""
+        figures = await _stats_of(self._actors.scheduler)
+        return None if figures is None else str(figures["phase"])
+
     async def check(self) -> None:
         """Raise AccountingError if an invariant of the Scheduler or of HostMemory does not hold."""
         for keeper in (self._actors.scheduler, self._actors.host):
@@ -245,7 +256,8 @@ class SupervisorActor:
         Requests that have not ended in time fail.
         """
         if not self._is_stopping and self._failure is None:
-            await self._drain()
+            actors, timeout_s = self._actors, self._supervision.drain_timeout_s
+            await drain_engine(self._name, actors.scheduler, actors.host, timeout_s)
 
     async def shutdown(self) -> None:
         """Stop cleanly: requests and writes to L3 drain for a bounded time; then actors end."""
@@ -281,14 +293,16 @@ class SupervisorActor:
     async def _watch(self, keepers: list[asyncio.Task[None]]) -> None:
         """End the engine when one of its actors cannot be kept."""
         kills = asyncio.create_task(self._carry_out_kills())
+        sleep = asyncio.create_task(self._actors.carry_out_sleep())
+        tasks = {*keepers, kills, sleep}
         try:
-            done, _ = await asyncio.wait({*keepers, kills}, return_when=asyncio.FIRST_EXCEPTION)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             self._failure = next(error for task in done if (error := task.exception()) is not None)
             logger.error("engine %s gives up: %s", self._name, self._failure)
         finally:
-            for task in (kills, *reversed(keepers)):
+            for task in (kills, sleep, *reversed(keepers)):
                 task.cancel()
-            await asyncio.gather(*keepers, kills, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._is_over.set()
 
     def _end(self) -> EngineDead:
@@ -308,6 +322,9 @@ class SupervisorActor:
             self.attach_storage,
             self.detach_storage,
             *self.scheduler_calls.all,
+            self.fall_asleep,
+            self.wake,
+            self.phase,
             self.check,
             self.drain,
             self._log.feed.lines_since,
@@ -330,29 +347,6 @@ class SupervisorActor:
                 await asyncio.sleep(self._supervision.first_backoff_s)
                 continue
             self._actors.gpus[order.rank].condemn(order.reason, order.incarnation)
-
-    async def _drain(self) -> None:
-        """Let requests and copies to L2 end, then writes to L3."""
-        timeout_s = self._supervision.drain_timeout_s
-        scheduler = self._actors.scheduler.actor
-        with contextlib.suppress(TimeoutError, EngineDead):
-            if scheduler is not None:
-                # It waits for so long twice.
-                async with asyncio.timeout(2 * timeout_s + _ANSWER_S):
-                    if not await scheduler.call("drain", timeout_s):
-                        logger.warning(
-                            "engine %s stops before all pages were copied to L2", self._name
-                        )
-
-        with contextlib.suppress(TimeoutError, EngineDead):
-            # Looked up now: it may have been restarted meanwhile.
-            host = None if self._actors.host is None else self._actors.host.actor
-            if host is not None:
-                async with asyncio.timeout(timeout_s + _ANSWER_S):
-                    if not await host.call("drain", timeout_s):
-                        logger.warning(
-                            "engine %s stops before all pages were written to L3", self._name
-                        )
 
 
 async def _keep_events(keeper: Keeper) -> None:

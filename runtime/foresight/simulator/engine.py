@@ -158,6 +158,9 @@ class SimulatedScheduler:
                 | events.PlanExperts()
                 | events.CompileGrammar()
                 | events.DropGrammar()
+                | events.GiveBack()
+                | events.TakeAgain()
+                | events.PhaseReached()
             ):
                 raise AssertionError(f"{effect} is of what is not simulated")
             case events.L1Flushed() | events.RecordingTold():

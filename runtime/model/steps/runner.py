@@ -186,6 +186,10 @@ class ModelRunner:
                 device=self._device,
             )
 
+    def release(self) -> None:
+        """Drop captured graphs, whose memory goes with them. No step runs any more."""
+        self._captured = None
+
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
         return shapes_of(self._decoder, self._place, self.slots.max_slots, self.slots.max_model_len)

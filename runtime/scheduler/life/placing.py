@@ -54,11 +54,14 @@ class Placing:
         self._last_lanes = LastPlaces()
         self._prefixes = RecentPrefixes(_NUM_RECENT_PAGES)
 
-    def place_some(self, now_s: float) -> int:
+    def place_some(self, now_s: float, *, is_awake: bool) -> int:
         """Hash page keys of requests without a lane, oldest first, and place those that are done.
 
-        The number per event is bounded; returns how many more keys the event may hash.
+        The number per event is bounded; returns how many more keys the event may hash. Nobody is
+        placed while the engine is not awake.
         """
+        if not is_awake:
+            return _MAX_HASHED_PAGES
         num_left, num_sought = _MAX_HASHED_PAGES, 0
         for request in list(itertools.islice(self._requests.unplaced.values(), _MAX_PLACED)):
             if num_sought >= _MAX_SOUGHT_PAGES:

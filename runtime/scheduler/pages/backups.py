@@ -147,9 +147,7 @@ class BackupQueue:
             self._uses.add_end(key)
 
     def add_all(self, tree: RadixTree) -> None:
-        """Copy all that is in L1 alone, heads first: for a clean stop, under `write_back`."""
-        if self._settings.write_policy is not WritePolicy.WRITE_BACK:
-            return
+        """Copy all that is in L1 alone, heads first, whatever the policy."""
         for run in tree.unlocked():
             pages = list(pages_with_keys(split_keys(run.keys), run.page_ids))
             # There is no later time for those that would be too many.

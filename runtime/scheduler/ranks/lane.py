@@ -132,7 +132,7 @@ class Lane:
         return total_pages_to_compute(self.settings, needs, self.batch.num_pages_to_come())
 
     def back_up_all(self) -> None:
-        """Copy to L2 what it lacks of L1, under `write_back`: the engine is about to stop."""
+        """Copy to L2 all that it lacks of L1, which is about to end."""
         self.backups.add_all(self.l1.tree)
 
     def note_mirrored(self, ready: list[PageKey], dropped: list[PageKey]) -> None:

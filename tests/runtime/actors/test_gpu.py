@@ -133,7 +133,7 @@ async def test_a_shutdown_while_the_link_is_being_made_ends_the_actor(rank: Rank
 
     rank.actor.serve(dial)
     stopping = asyncio.create_task(rank.actor.shutdown())
-    while not rank.actor._stop.is_set():
+    while not rank.actor._serving().is_stopping.is_set():
         await asyncio.sleep(0)
     looked.set()
 

@@ -1,0 +1,55 @@
+"""The ranks with which a rank shares experts, and how it reaches them."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from raydix.errors import ConfigError
+from raydix.runtime.actors.gpu_model import RankPlace
+from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
+from raydix.runtime.model.checkpoint.hub import settings_folder
+from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
+from raydix.runtime.model.experts.dispatchers import connect_dispatcher
+from raydix.runtime.model.steps.step_shapes import max_captured_tokens, padded_tokens
+
+
+def expert_ranks_of(
+    config: EngineConfig, place: RankPlace, device: torch.device
+) -> ExpertRanks | None:
+    """The ranks that share experts; None if each lane has them to itself."""
+    parallel, scheduler = config.parallel, config.scheduler
+    if parallel.ep == 1:
+        return None
+    if place.meeting is None:
+        raise ConfigError(
+            f"rank {place.rank} of {parallel.ep} that share experts has no file to meet the others "
+            "by; expected one in the engine's private folder."
+        )
+
+    max_model_len = config.model.max_model_len
+    if max_model_len is None:
+        max_model_len = read_checkpoint_config(
+            settings_folder(config.model.path)
+        ).max_position_embeddings
+    max_captured = max_captured_tokens(scheduler.max_running_requests)
+    max_tokens = scheduler.max_step_tokens(max_model_len)
+    if device.type == "cuda":
+        max_tokens = padded_tokens(max_tokens)
+    return ExpertRanks(
+        rank=place.rank % parallel.ep,
+        size=parallel.ep,
+        connect=partial(
+            connect_dispatcher,
+            config.experts.dispatch,
+            Path(f"{place.meeting}-experts"),
+            place.rank % parallel.ep,
+            device=device,
+        ),
+        max_tokens=-(-max_tokens // parallel.tp),
+        max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
+        redundant_per_rank=config.experts.redundant_per_rank,
+        spare_seats=config.experts.spare_per_rank,
+        memory=place.expert_memory,
+    )

@@ -1,0 +1,66 @@
+"""Who waits for the Scheduler's engine to sleep or to wake, and what the Supervisor is to do."""
+
+import asyncio
+from collections.abc import Callable
+
+from raydix.runtime.scheduler.events import (
+    EngineOrder,
+    FallAsleep,
+    GiveBack,
+    PhaseReached,
+    RanksGaveBack,
+    TakeAgain,
+    WakeUp,
+)
+from raydix.runtime.scheduler.phase import Phase
+
+
+class SleepDesk:
+    """Owns: the orders about sleep that the Supervisor has not fetched, and who waits for an end.
+
+    The core never has more than one order under way.
+    """
+
+    def __init__(self, post: Callable[[EngineOrder], None]) -> None:
+        """`post` gives the core an event."""
+        self._post = post
+        self._orders: asyncio.Queue[GiveBack | TakeAgain] = asyncio.Queue()
+        self._waiting: list[asyncio.Future[Phase]] = []
+
+    async def fall_asleep(self, with_weights: bool) -> Phase:
+        """Have the engine sleep. Returns whether it does, or somebody has woken it meanwhile."""
+        return await self._reach(FallAsleep(with_weights=with_weights))
+
+    async def wake(self) -> Phase:
+        """Wake the engine. Returns whether it is awake, or was put to sleep again meanwhile."""
+        return await self._reach(WakeUp())
+
+    async def next_order(self) -> GiveBack | TakeAgain:
+        """Wait until the core wants memory given back or taken again."""
+        return await self._orders.get()
+
+    def gave_back(self) -> None:
+        """The latest `GiveBack` is carried out."""
+        self._post(RanksGaveBack())
+
+    def stay_asleep(self, with_weights: bool) -> None:
+        """The latest `TakeAgain` cannot be carried out: what was taken goes back."""
+        self._post(FallAsleep(with_weights=with_weights))
+
+    def order(self, order: GiveBack | TakeAgain) -> None:
+        """Take an order of the core."""
+        self._orders.put_nowait(order)
+
+    def reached(self, effect: PhaseReached) -> None:
+        """Tell all who wait."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            # Whoever asked may have gone.
+            if not each.done():
+                each.set_result(effect.phase)
+
+    async def _reach(self, order: EngineOrder) -> Phase:
+        reached: asyncio.Future[Phase] = asyncio.get_running_loop().create_future()
+        self._waiting.append(reached)
+        self._post(order)
+        return await reached

@@ -1,0 +1,168 @@
+"""An engine that sleeps: the Supervisor has ranks give their memory back, and take it again."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, assert_never
+
+from raydix.errors import BadRequest, EngineAsleep, EngineDead, RaydixError
+from raydix.runtime.actors.supervision.keeper import Keeper
+from raydix.runtime.actors.supervision.restarts import Supervision
+from raydix.runtime.actors.supervision.spawn import RunningActor
+from raydix.runtime.config.capacity import format_bytes
+from raydix.runtime.scheduler.events import GiveBack, TakeAgain
+from raydix.runtime.scheduler.phase import Phase
+
+logger = logging.getLogger(__name__)
+
+StartRank = Callable[[int, RunningActor], Awaitable[None]]
+"""Makes a rank that has loaded, or that sleeps, serve."""
+
+
+class EngineSleep:
+    """Owns: whether the ranks of an engine sleep, and what they have given back.
+
+    The Scheduler decides when; its orders are carried out one after the other. No rank is started
+    while they sleep: another engine may use its device.
+    """
+
+    def __init__(self, name: str, supervision: Supervision) -> None:
+        self._name = name
+        self._supervision = supervision
+        self._may_start = asyncio.Event()
+        self._may_start.set()
+        self._held_bytes = 0
+        self._left_bytes = 0
+        self._num_lost_pages = 0
+        self._problem: str | None = None
+        """Why the ranks could not take their memory again the last time; None: they could."""
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether ranks have been told to give their memory back, and not to take it again."""
+        return not self._may_start.is_set()
+
+    async def wait_awake(self) -> None:
+        """Return once a rank may be started."""
+        await self._may_start.wait()
+
+    async def carry_out(
+        self, scheduler: Keeper, gpus: Sequence[Keeper], start_rank: StartRank
+    ) -> None:
+        """Carry out the Scheduler's orders, for ever."""
+        while True:
+            serving = await scheduler.serving()
+            # An order of a Scheduler that ends is void: the next one is told how things are.
+            with contextlib.suppress(EngineDead):
+                order = await serving.call("next_sleep_order")
+                match order:
+                    case GiveBack():
+                        await self._give_back(gpus, order)
+                        await serving.call("ranks_gave_back")
+                    case TakeAgain():
+                        if not await self._take_again(gpus, start_rank):
+                            await serving.call("stay_asleep", True)
+                    case _:
+                        assert_never(order)
+                continue
+            await asyncio.sleep(self._supervision.first_backoff_s)
+
+    async def fall_asleep(self, scheduler: Keeper, with_weights: bool) -> dict[str, Any]:
+        """Put the engine to sleep. Returns what its ranks held before, and what they still hold.
+
+        Raises BadRequest if somebody wakes it meanwhile.
+        """
+        phase = await (await scheduler.serving()).call("fall_asleep", with_weights)
+        if phase != Phase.ASLEEP.value:
+            raise BadRequest(f"Engine {self._name} was woken while it fell asleep.")
+        return {
+            "held_bytes": self._held_bytes,
+            "left_bytes": self._left_bytes,
+            "lost_pages": self._num_lost_pages,
+        }
+
+    async def wake(self, scheduler: Keeper) -> dict[str, Any]:
+        """Wake the engine. Returns how long that took.
+
+        Raises EngineAsleep if its ranks cannot have their memory back: it sleeps on.
+        """
+        began_s = time.monotonic()
+        phase = await (await scheduler.serving()).call("wake")
+        if phase != Phase.AWAKE.value:
+            why = self._problem or "it was put to sleep again meanwhile"
+            raise EngineAsleep(f"Engine {self._name} sleeps on: {why}")
+        return {"seconds": time.monotonic() - began_s}
+
+    async def _give_back(self, gpus: Sequence[Keeper], order: GiveBack) -> None:
+        """Have every rank give back its memory; one that is just being started ends."""
+        self._may_start.clear()
+        self._num_lost_pages = order.num_lost_pages
+        if order.num_lost_pages:
+            logger.warning(
+                "L2 had no room for %d pages of L1, which are lost", order.num_lost_pages
+            )
+        given = await asyncio.gather(*(_give_back(keeper, order) for keeper in gpus))
+        held = sum(each["held_bytes"] for each in given)
+        left = sum(each["left_bytes"] for each in given)
+        # A rank that had nothing left to give was asked before.
+        self._held_bytes, self._left_bytes = max(held, self._held_bytes), left
+        logger.info(
+            "engine %s sleeps: its ranks hold %s of %s",
+            self._name,
+            format_bytes(left),
+            format_bytes(self._held_bytes),
+        )
+
+    async def _take_again(self, gpus: Sequence[Keeper], start_rank: StartRank) -> bool:
+        """Have every rank take its memory and serve. False: one cannot, and none does."""
+        self._problem = None
+        self._may_start.set()
+        starts = [
+            asyncio.create_task(_start(rank, keeper, start_rank))
+            for rank, keeper in enumerate(gpus)
+            if keeper.actor is not None
+        ]
+        try:
+            for start in asyncio.as_completed(starts):
+                await start
+        except RaydixError as error:
+            self._problem = str(error)
+            logger.error("engine %s cannot wake: %s", self._name, error)
+            self._may_start.clear()
+            # Those that wait for this one would wait for ever.
+            await asyncio.gather(*(keeper.end("the engine cannot wake") for keeper in gpus))
+            return False
+        finally:
+            for task in starts:
+                task.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        return True
+
+
+async def _start(rank: int, keeper: Keeper, start_rank: StartRank) -> None:
+    """Start one rank. One that ends meanwhile is made again as ever."""
+    actor, incarnation = keeper.actor, keeper.incarnation
+    if actor is None:
+        return
+    try:
+        await start_rank(rank, actor)
+    except EngineDead:
+        pass
+    except RaydixError:
+        raise
+    except Exception as error:  # noqa: BLE001  whatever the device raises
+        keeper.fail(EngineDead(f"it cannot serve again: {error!r:.300}"), incarnation)
+
+
+async def _give_back(keeper: Keeper, order: GiveBack) -> dict[str, int]:
+    nothing = {"held_bytes": 0, "left_bytes": 0}
+    if keeper.actor is None:
+        await keeper.end("the engine sleeps")
+        return nothing
+    try:
+        given: dict[str, int] = await keeper.actor.call("give_back", order.with_weights)
+    except EngineDead:
+        return nothing
+    return given

@@ -1,0 +1,14 @@
+"""The phases between an engine that is awake and one that sleeps."""
+
+from enum import Enum
+
+
+class Phase(Enum):
+    """How much an engine does; the value is the word for people and for figures."""
+
+    AWAKE = "awake"
+    DRAINING = "falling asleep: requests end"
+    BACKING_UP = "falling asleep: L1 is copied to L2"
+    GIVING_BACK = "falling asleep: memory is given back"
+    ASLEEP = "asleep"
+    WAKING = "waking"

@@ -1,0 +1,123 @@
+"""An engine sleeps and wakes: no request fails, no token differs, and what L2 had is found."""
+
+import asyncio
+
+import pytest
+
+from raydix.errors import EngineAsleep
+from raydix.runtime.actors.supervision.spawn import ActorKind
+from raydix.runtime.model.families.table import Family
+from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
+from tests.exactness.engines import (
+    CACHING_KINDS,
+    DEVICES,
+    assert_all_exact,
+    cacheable_tokens,
+    count_tokens,
+    engine_config,
+    make_prompts,
+    run,
+)
+from tests.exactness.reference import References
+
+PROMPTS = make_prompts(83, [100, 90, 80, 70], num_shared=40)
+NUM_TOKENS = 8
+NUM_CACHEABLE = sum(map(cacheable_tokens, PROMPTS))
+
+
+async def held_bytes(engine: InProcessEngine) -> int:
+    return int((await engine.stats())["gpu0"]["held_bytes"])
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", CACHING_KINDS)
+async def test_what_was_cached_is_found_after_the_wake_and_every_token_is_exact(
+    family: Family, device: str, weights: bool, references: References
+) -> None:
+    reference = references(family)
+    expected = reference.expect(PROMPTS)
+    config = engine_config(reference.folder, model={"device": device})
+    async with in_process_engine(config) as engine:
+        await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
+        before = await held_bytes(engine)
+
+        slept = await engine.fall_asleep(weights)
+
+        assert slept["held_bytes"] == before
+        assert slept["left_bytes"] == await held_bytes(engine) < before
+        assert slept["lost_pages"] == 0
+        if weights:
+            assert slept["left_bytes"] < 0.05 * before
+        await engine.check()
+
+        await engine.wake()
+
+        assert await held_bytes(engine) == before
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        await assert_all_exact(engine, expected, outputs)
+        assert count_tokens(outputs, "l2") >= 0.95 * NUM_CACHEABLE
+        await engine.check()
+
+
+async def test_requests_that_come_while_it_sleeps_are_answered_after_the_wake(
+    references: References,
+) -> None:
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    async with in_process_engine(engine_config(reference.folder)) as engine:
+        for weights in (False, True, True):
+            running = asyncio.create_task(run(engine, PROMPTS, NUM_TOKENS))
+            await engine.fall_asleep(weights)
+            waiting = asyncio.create_task(run(engine, PROMPTS, NUM_TOKENS))
+            await engine.wake()
+            for outputs in (await running, await waiting):
+                await assert_all_exact(engine, expected, outputs)
+        await engine.check()
+
+
+async def test_requests_that_wait_too_long_for_the_wake_are_refused(
+    references: References,
+) -> None:
+    reference = references(Family.QWEN3)
+    config = engine_config(reference.folder, scheduler={"max_asleep_wait_s": 0.0})
+    async with in_process_engine(config) as engine:
+        await engine.fall_asleep(True)
+        with pytest.raises(EngineAsleep, match=r"The engine is asleep.*raydix wake"):
+            await run(engine, PROMPTS[:1], NUM_TOKENS)
+        await engine.wake()
+        assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
+
+
+async def test_ranks_that_share_a_lane_sleep_and_wake_together(references: References) -> None:
+    reference = references(Family.DEEPSEEK_V3)
+    expected = reference.expect(PROMPTS)
+    config = engine_config(reference.folder, parallel={"tp": 2})
+    async with in_process_engine(config) as engine:
+        for _ in range(2):
+            await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
+            await engine.fall_asleep(True)
+            await engine.wake()
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        await assert_all_exact(engine, expected, outputs)
+        assert count_tokens(outputs, "l2") > 0
+        await engine.check()
+
+
+async def test_an_engine_that_sleeps_stops(references: References) -> None:
+    config = engine_config(references(Family.QWEN3).folder)
+    async with in_process_engine(config, drain_timeout_s=1.0) as engine:
+        await engine.fall_asleep(True)
+        assert engine.spawner.latest(ActorKind.GPU) is not None
+
+
+async def test_sleep_twice_and_wake_twice_change_nothing(references: References) -> None:
+    config = engine_config(references(Family.QWEN3).folder)
+    async with in_process_engine(config) as engine:
+        await engine.wake()
+        first = await engine.fall_asleep(False)
+        second = await engine.fall_asleep(False)
+        assert first == second
+        await engine.wake()
+        await engine.wake()
+        assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
