@@ -4,6 +4,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.host.lru_lists import Items
@@ -103,6 +106,18 @@ class Origin:
 def users_of(run: PageRun) -> set[UserId]:
     """The users under whom a run is found."""
     return {user for user in (run.user, run.reader) if user is not None} - {SEVERAL_USERS}
+
+
+def stretches(numbers: NDArray[Any]) -> list[tuple[int, int, int]]:
+    """The equal numbers next to each other: each number with the places where it begins and ends.
+
+    A chain's pages are in few runs, each a stretch: `np.unique` sorts them all, and takes several
+    times as long for what has some dozens.
+    """
+    if not len(numbers):
+        return []
+    starts = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()]
+    return list(zip(numbers[starts].tolist(), starts, [*starts[1:], len(numbers)], strict=True))
 
 
 def walk_in_turns(

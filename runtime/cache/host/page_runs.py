@@ -15,6 +15,7 @@ from raydix.runtime.cache.host.page_run import (
     HintedPages,
     Origin,
     PageRun,
+    stretches,
     users_of,
     walk_in_turns,
 )
@@ -169,9 +170,8 @@ class PageRuns:
         numbers = self._all_run_of[pages]
         self._all_run_of[pages] = _NOWHERE
         self._lengths[group] -= len(pages)
-        found, counts = np.unique(numbers, return_counts=True)
-        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
-            self._lose(self._run(number), count)
+        for number, start, end in stretches(numbers):
+            self._lose(self._run(number), end - start)
 
     def use(self, group: int, chain: Items, user: UserId, standing: Standing, now_s: float) -> None:
         """Note that a user has pages of a chain, heads first, in use, or has had until now.
@@ -183,9 +183,10 @@ class PageRuns:
         if not len(chain):
             return
         numbers = self._all_run_of[chain]
-        found = [self._run(number) for number in np.unique(numbers).tolist()]
-        others = [run.number for run in found if not run.is_free_for(user)]
-        end = int(np.flatnonzero(np.isin(numbers, others))[-1]) + 1 if others else 0
+        parts = stretches(numbers)
+        found = [self._run(number) for number in sorted({number for number, _, _ in parts})]
+        others = {run.number for run in found if not run.is_free_for(user)}
+        end = max((end for number, _, end in parts if number in others), default=0)
 
         created_s = min(run.created_s for run in found)
         num_hits = max(run.num_hits for run in found) + 1
@@ -205,11 +206,11 @@ class PageRuns:
     def last_used_by(self, user: UserId, pages: Items) -> Items:
         """The pages among these that nobody has used since the user did, in the order given."""
         pages = self.listed(pages)
-        numbers = self._all_run_of[pages]
-        found = [self._run(number) for number in np.unique(numbers).tolist()]
-        own = [run.number for run in found if run.reader in (None, user)]
-        last_used: Items = pages[np.isin(numbers, own)]
-        return last_used
+        parts = stretches(self._all_run_of[pages])
+        own = {number for number, _, _ in parts if self._run(number).reader in (None, user)}
+        return np.concatenate(
+            [pages[:0], *(pages[at:end] for each, at, end in parts if each in own)]
+        )
 
     def rest(self, user: UserId, now_s: float) -> None:
         """Note that a user reads nothing for now: what it used last counts as used now.
@@ -251,7 +252,7 @@ class PageRuns:
         """The pages among these of one KV group of which a hint says something."""
         pages = self.listed(pages)
         numbers = self._all_run_of[pages]
-        found = [self._run(number) for number in np.unique(numbers).tolist()]
+        found = [self._run(number) for number in sorted({each[0] for each in stretches(numbers)})]
         return [
             HintedPages(run.group, pages[numbers == run.number], run.reader, run.standing)
             for run in found

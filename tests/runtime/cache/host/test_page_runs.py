@@ -8,7 +8,7 @@ from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items
-from raydix.runtime.cache.host.page_run import HintedPages
+from raydix.runtime.cache.host.page_run import HintedPages, stretches
 from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.standing import Away, Idle, InUse, Kept, Over, Standing
 from raydix.runtime.config.policies import EvictionPolicy
@@ -234,3 +234,10 @@ def test_the_end_of_a_keep_leaves_alone_what_the_next_request_has_in_use(is_shar
     runs.use(0, pages(1), A, InUse(9.0), 9.0)
     runs.retain(A, Idle(1.0), 9.0)
     assert going(runs, 9.0) == [2, 1]
+
+
+def test_equal_numbers_next_to_each_other_are_one_stretch() -> None:
+    numbers = np.array([3, 3, 5, 3, -1, -1], dtype=np.intc)
+    assert stretches(numbers) == [(3, 0, 2), (5, 2, 3), (3, 3, 4), (-1, 4, 6)]
+    assert stretches(numbers[:1]) == [(3, 0, 1)]
+    assert stretches(numbers[:0]) == []
