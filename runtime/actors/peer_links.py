@@ -79,7 +79,9 @@ class PeerLinks:
             self._lose_host(self._host)
         self._host = link
         connection = self.add(link)
-        self._post(HostAttached(connection=connection))
+        # It is of this node, where its process tells it apart.
+        l2 = f"{link.hello.name}:{link.hello.pid}@{socket.gethostname()}"
+        self._post(HostAttached(connection=connection, l2=l2))
 
         try:
             while True:

@@ -251,7 +251,7 @@ class Askings:
         live = self._live.get(delta.asking)
         is_left = live is not None and self._is_left(line, delta)
         if is_left:
-            delta = replace(delta, failure=None)
+            delta = replace(delta, failure=None, finished=None)
         is_stopped = live is not None and self._live.push(live, delta, now_s)
 
         is_last = delta.finished is not None or delta.failure is not None
@@ -271,7 +271,9 @@ class Askings:
         return is_left
 
     def _is_left(self, line: EngineLine, delta: RequestDelta) -> bool:
-        """Whether an engine that stops ends an asking that another one can go on with."""
+        """Whether an engine ends an asking that another one can go on with."""
+        if delta.finished is FinishReason.HANDED_OVER:
+            return True
         if delta.failure is None or delta.failure.kind is not FailureKind.SHUTTING_DOWN:
             return False
         line.note_stopping()

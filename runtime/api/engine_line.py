@@ -101,11 +101,13 @@ class ChooseLine(Protocol):
 
     def choose(
         self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
-    ) -> EngineLine:
-        """One of the lines that have a link, of which there is one at least."""
+    ) -> tuple[EngineLine, SubmitRequest | PrefetchPrompt]:
+        """One of the lines that have a link, of which there is one at least; and what to send."""
 
-    def joins(self, line: EngineLine, message: SubmitRequest | PrefetchPrompt) -> None:
-        """What is asked goes where something is that it belongs to."""
+    def joins(
+        self, line: EngineLine, message: SubmitRequest | PrefetchPrompt
+    ) -> SubmitRequest | PrefetchPrompt:
+        """What is asked goes where something is that it belongs to; returns what to send."""
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """Tokens of an asking have come, or its last delta; told again, nothing happens."""
@@ -164,11 +166,11 @@ class EngineLines:
         while up:
             if near:
                 line = near.pop()
-                self._choice.joins(line, message)
+                sent = self._choice.joins(line, message)
             else:
-                line = self._choice.choose(up, message)
+                line, sent = self._choice.choose(up, message)
             try:
-                return line.ask(message)
+                return line.ask(sent)
             except EngineDead:
                 # Its link is lost, which its reader has not said yet.
                 up.remove(line)

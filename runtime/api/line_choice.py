@@ -41,12 +41,15 @@ class SessionLines:
 
     def choose(
         self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
-    ) -> EngineLine:
+    ) -> tuple[EngineLine, SubmitRequest | PrefetchPrompt]:
         """The engine that `by_session` names."""
-        return by_session(lines, message)
+        return by_session(lines, message), message
 
-    def joins(self, line: EngineLine, message: SubmitRequest | PrefetchPrompt) -> None:
+    def joins(
+        self, line: EngineLine, message: SubmitRequest | PrefetchPrompt
+    ) -> SubmitRequest | PrefetchPrompt:
         """Nothing is counted."""
+        return message
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """Nothing was predicted."""

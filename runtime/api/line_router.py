@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, NodeId, RequestId
@@ -24,6 +25,7 @@ from raydix.runtime.routing.events import (
     Route,
 )
 from raydix.runtime.routing.ingress import Ingress
+from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.policies import RoutingPolicy
 
 
@@ -45,6 +47,8 @@ class LineRouter:
         self._numbers = itertools.count(1)
         self._nodes: dict[str, NodeId] = {}
         """The number of the link to each engine, by the engine's name."""
+        self._next_nodes = LastPlaces()
+        """Where requests go on of which one engine was asked for the first token alone."""
 
     def opened(self, line: EngineLine) -> None:
         """Follow an engine from now on."""
@@ -73,26 +77,47 @@ class LineRouter:
 
     def choose(
         self, lines: Sequence[EngineLine], message: SubmitRequest | PrefetchPrompt
-    ) -> EngineLine:
+    ) -> tuple[EngineLine, SubmitRequest | PrefetchPrompt]:
         """The engine where the answer comes soonest; while none has told its load, by session.
 
-        So are prefetches, which nobody waits for.
+        So are prefetches, which nobody waits for. What another engine has computed goes on where
+        that was foreseen.
         """
         if isinstance(message, PrefetchPrompt):
-            return by_session(lines, message)
+            return by_session(lines, message), message
         by_node = {self._nodes[line.engine]: line for line in lines}
+        then = self._next_nodes.place_of(message.request_id)
+        if len(message.earlier_output) and then in by_node:
+            line = by_node[NodeId(then)]
+            return line, self.joins(line, message)
+
         route = self._ingress.route(self._asking(message), self._clock(), by_node.keys())
         if route is None:
             line = by_session(lines, message)
-            self.joins(line, message)
-            return line
+            return line, self.joins(line, message)
         self._figures.count(route)
-        return by_node[route.node]
+        if route.then is not None:
+            message = self._split(message, route.then.node)
+        return by_node[route.node], message
 
-    def joins(self, line: EngineLine, message: SubmitRequest | PrefetchPrompt) -> None:
-        """Count what goes to an engine that was not chosen here, such as a further sample."""
+    def joins(
+        self, line: EngineLine, message: SubmitRequest | PrefetchPrompt
+    ) -> SubmitRequest | PrefetchPrompt:
+        """Count what goes to an engine that was not chosen here, such as a further sample.
+
+        That goes on where the first sample does.
+        """
         if isinstance(message, SubmitRequest):
             self._ingress.note_sent(self._nodes[line.engine])
+            then = self._next_nodes.place_of(message.sample_of)
+            if then is not None and _may_be_split(message):
+                return self._split(message, NodeId(then))
+        return message
+
+    def _split(self, message: SubmitRequest, then: NodeId) -> SubmitRequest:
+        """What asks for the first token alone; the hint of what comes later goes with the rest."""
+        self._next_nodes.remember(message.request_id, then)
+        return replace(message, goes_on_elsewhere=True, retention=None)
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """The first tokens of an asking have come, or there will be none."""
@@ -115,7 +140,14 @@ class LineRouter:
             keys=keys,
             num_tokens=len(message.token_ids),
             session_id=message.session_id,
+            may_be_split=_may_be_split(message),
+            is_one_token=message.max_tokens == 1,
         )
+
+
+def _may_be_split(message: SubmitRequest) -> bool:
+    """Whether an engine may be asked for the first token of an output, and another for the rest."""
+    return message.max_tokens != 1 and not len(message.earlier_output)
 
 
 def _ask(line: EngineLine) -> None:

@@ -14,6 +14,8 @@ class RoutingFigures:
         names = tuple(engines)
         self.num_routed: Counter[str] = Counter(dict.fromkeys(names, 0))
         """Requests that were sent to each engine."""
+        self.num_split: Counter[str] = Counter(dict.fromkeys(names, 0))
+        """Requests that another engine was asked to begin, by the engine where they go on."""
         self.num_tokens: Counter[tuple[str, str]] = Counter(
             {(name, tier): 0 for name in names for tier in ROUTED_TIERS}
         )
@@ -28,6 +30,8 @@ class RoutingFigures:
     def count(self, route: Route) -> None:
         """A request is sent to an engine."""
         self.num_routed[route.name] += 1
+        if route.then is not None:
+            self.num_split[route.then.name] += 1
         for tier, tokens in route.tokens_by_tier.items():
             self.num_tokens[route.name, tier] += tokens
 

@@ -10,7 +10,7 @@ from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.kv_layout import FP8_DTYPE
 from raydix.runtime.config.l3 import Hf3fsL3Section
 from raydix.runtime.config.memory_limit import available_memory_bytes
-from raydix.runtime.config.policies import KvDtype, QuantizationWay
+from raydix.runtime.config.policies import EngineRole, KvDtype, QuantizationWay, WritePolicy
 from raydix.runtime.config.ports import NamedPorts, find_conflict, ports_of
 from raydix.runtime.config.sections import (
     CacheSection,
@@ -19,7 +19,7 @@ from raydix.runtime.config.sections import (
     RaySection,
     SchedulerSection,
 )
-from raydix.runtime.config.values import Section
+from raydix.runtime.config.values import Choice, Section
 
 MAX_DETERMINISTIC_TP = 2
 """The ranks whose parts have the same sum in either order."""
@@ -28,6 +28,12 @@ MAX_DETERMINISTIC_TP = 2
 class EngineConfig(Section):
     """The whole configuration of one engine."""
 
+    role: Choice[EngineRole] = Field(
+        EngineRole.BOTH,
+        description="What the engine does among several. prefill: it computes prompts up to their "
+        "first token, which another engine goes on from where that is predicted to be worth it. "
+        "decode and both: it serves whole requests, and goes on with what others have begun.",
+    )
     model: ModelSection
     parallel: ParallelSection = Field(default_factory=ParallelSection)
     experts: ExpertsSection = Field(default_factory=ExpertsSection)
@@ -105,6 +111,24 @@ class EngineConfig(Section):
         asked = self.model.max_model_len
         if asked is not None and num_pages is not None and asked > num_pages * page_size:
             raise ValueError(_too_long(asked, num_pages, page_size))
+        return self
+
+    @model_validator(mode="after")
+    def _can_hand_over(self) -> Self:
+        if self.role is EngineRole.BOTH:
+            return self
+        if not self.has_l2:
+            raise ValueError(
+                f"role is {self.role}, and the engine has no L2, through which pages go from "
+                "engine to engine. Set cache.l2 and cache.prefix_caching, or role to both."
+            )
+        policy = self.cache.write_policy
+        if self.role is EngineRole.PREFILL and policy is not WritePolicy.WRITE_THROUGH:
+            raise ValueError(
+                f"role is prefill, and cache.write_policy {policy}; expected write_through, as "
+                "what is computed goes on elsewhere at once. Set cache.write_policy to "
+                "write_through, or role to decode or both."
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,14 @@ class SchedulingPolicy(StrEnum):
     ROUTING_KEY = "routing_key"
 
 
+class EngineRole(StrEnum):
+    """What an engine of several does for a request, where an ingress can choose."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
 class EvictionPolicy(StrEnum):
     """What leaves L1, L2 and a bounded L3 first; `cache/eviction_policies.py` has the keys."""
 

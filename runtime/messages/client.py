@@ -25,6 +25,10 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     PREFETCH = "prefetch"
     """A `PrefetchPrompt` is done: what L3 has of the prompt is in L2, as far as it fits."""
+    HANDED_OVER = "handed_over"
+    """A request that goes on elsewhere has got its first token: L2 has what was computed for it, or
+    will not have it soon. Callers never see this.
+    """
 
 
 class FailureKind(StrEnum):
@@ -81,6 +85,10 @@ class SubmitRequest:
     """
     retention: Retention | None = None
     """A hint of what comes next of the session, or of the prompt, once the request has ended."""
+    goes_on_elsewhere: bool = False
+    """Whether another engine gives what follows the first new token, by another asking: this one
+    ends as `HANDED_OVER`, unless that token is the last.
+    """
 
     @property
     def earlier_output(self) -> Int32Array:

@@ -5,6 +5,7 @@ It goes over the client's own link, and is stale once that has closed.
 
 from dataclasses import dataclass
 
+from raydix.runtime.config.policies import EngineRole
 from raydix.runtime.messages.kv_events import KvEvent
 from raydix.runtime.messages.line import Line
 
@@ -46,6 +47,11 @@ class NodeReport:
     """Tokens per page."""
     interval_s: float
     """The most time until the next report."""
+    num_decoding: int = 0
+    """How many requests decode there, each of which waits while prompts are computed."""
+    role: EngineRole = EngineRole.BOTH
+    l2: str | None = None
+    """Which L2 the node uses: nodes that say the same share it. None: it has none now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,18 @@ class Asking:
     num_tokens: int
     """The length of its prompt."""
     session_id: str | None = None
+    may_be_split: bool = False
+    """Whether one node may give its first token and another one the others."""
+    is_one_token: bool = False
+    """Whether nothing comes behind its first token, so that it disturbs nobody later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextNode:
+    """Where a request goes on once it has its first token."""
+
+    node: NodeId
+    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +100,8 @@ class Route:
     """How many of them need not be loaded from L2."""
     num_pulled_tokens: int
     """How many of its tokens another node has, from which they come sooner than computed."""
+    then: NextNode | None = None
+    """Where the request goes on behind its first token; None: where it has begun."""
 
     @property
     def tokens_by_tier(self) -> dict[str, int]:
@@ -101,4 +115,6 @@ class Route:
         """The value of a response's header `x-raydix-routing`."""
         tiers = [f"{tier}={tokens}" for tier, tokens in self.tokens_by_tier.items()]
         parts = [f"engine={quote(self.name)}", f"predicted_s={self.first_token_s:.3f}", *tiers]
+        if self.then is not None:
+            parts.append(f"decode={quote(self.then.name)}")
         return ", ".join(parts)

@@ -4,13 +4,16 @@ Ingresses say nothing to each other: each follows the same nodes, and hears of t
 others in their reports.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raydix.ids import NodeId, RequestId
+from raydix.runtime.config.policies import EngineRole
+from raydix.runtime.routing.choice import Place
 from raydix.runtime.routing.events import (
     Asking,
     FollowingBegun,
+    NextNode,
     NodeEvent,
     NodeFound,
     NodeGone,
@@ -22,6 +25,7 @@ from raydix.runtime.routing.key_filter import Words, words_of
 from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.node import Holding, Need, Node
 from raydix.runtime.routing.policies import RoutingPolicy
+from raydix.runtime.routing.split import Split, choose_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,39 @@ class _Found:
     node: Node
     page_size: int
     holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What it would take to serve a prompt on a node."""
+
+    found: _Found
+    need: Need
+    place: Place
+
+    @property
+    def number(self) -> NodeId:
+        return self.found.number
+
+    @property
+    def name(self) -> str:
+        return self.found.node.name
+
+    @property
+    def role(self) -> EngineRole:
+        return self.found.node.role
+
+    def disturbing(self) -> "_Offer":
+        """The same, where what those wait who decode there counts, too."""
+        caused_s = self.place.caused_s + self.need.delayed_s
+        return replace(self, place=replace(self.place, caused_s=caused_s))
+
+    def take_over_s(self, first: "_Offer", num_tokens: int, now_s: float) -> float | None:
+        """The time in which the prompt goes on here whose first token comes from `first`."""
+        here = self.found
+        return here.node.take_over_s(
+            here.holding, first.found.node, num_tokens=num_tokens, now_s=now_s
+        )
 
 
 class Ingress:
@@ -75,7 +112,7 @@ class Ingress:
                 del self._nodes[event.node]
                 lost = [name for name, sent in self._sent.items() if sent.route.node == event.node]
                 for name in lost:
-                    del self._sent[name]
+                    self.release(name)
                 return tuple(lost)
         return ()
 
@@ -113,19 +150,55 @@ class Ingress:
         ]
         if not found:
             return None
-        needs = _needs(asking, found, now_s)
         last = self._last_nodes.place_of(asking.session_id)
-        places = [
-            replace(need.place, is_preferred=each.number == last)
-            for each, need in zip(found, needs, strict=True)
-        ]
-        index = self._policy.choose(asking, [each.node.name for each in found], places)
-        chosen, need = found[index], needs[index]
+        offers = {
+            each.number: _Offer(each, need, replace(need.place, is_preferred=each.number == last))
+            for each, need in zip(found, _needs(asking, found, now_s), strict=True)
+        }
+        chosen, then = self._choose(asking, offers, now_s)
         if asking.session_id is not None:
-            self._last_nodes.remember(asking.session_id, chosen.number)
+            self._last_nodes.remember(asking.session_id, then or chosen)
 
         self.release(asking.request_id)
+        if then is not None:
+            self._nodes[then].expect(asking.request_id)
+        return self._send(asking, offers[chosen], then, now_s)
+
+    def _choose(
+        self, asking: Asking, offers: Mapping[NodeId, _Offer], now_s: float
+    ) -> tuple[NodeId, NodeId | None]:
+        """The node that gets a request, and the one where it goes on; None: it stays there."""
+        firsts = [one for one in offers.values() if one.role is EngineRole.PREFILL]
+        if not (self._policy.minds_roles and firsts):
+            return self._choose_whole(asking, list(offers.values())).number, None
+
+        # Those who decode wait for what is computed beside them, which here has another choice.
+        disturbing = {number: one.disturbing() for number, one in offers.items()}
+        lasts = [one for one in disturbing.values() if one.role is not EngineRole.PREFILL]
+        wholes = lasts if lasts and not asking.is_one_token else list(disturbing.values())
+        whole = self._choose_whole(asking, wholes)
+        if not asking.may_be_split:
+            return whole.number, None
+
+        splits = [
+            Split(first=first.number, then=one.number, place=first.place, hand_over_s=seconds)
+            for first in disturbing.values()
+            if first.role is EngineRole.PREFILL
+            for one in lasts
+            if (seconds := one.take_over_s(first, asking.num_tokens, now_s)) is not None
+        ]
+        split = choose_split(whole.place, splits)
+        return (whole.number, None) if split is None else (split.first, split.then)
+
+    def _choose_whole(self, asking: Asking, offers: Sequence[_Offer]) -> _Offer:
+        names, places = [one.name for one in offers], [one.place for one in offers]
+        return offers[self._policy.choose(asking, names, places)]
+
+    def _send(self, asking: Asking, offer: _Offer, then: NodeId | None, now_s: float) -> Route:
+        """Count a request at the node that it is sent to."""
+        chosen, need = offer.found, offer.need
         words, page_size = _usable_words(asking, chosen.page_size), chosen.page_size
+        following = None if then is None else NextNode(node=then, name=self._nodes[then].name)
         route = Route(
             node=chosen.number,
             name=chosen.node.name,
@@ -134,6 +207,7 @@ class Ingress:
             num_cached_tokens=need.num_cached_pages * page_size,
             num_near_tokens=need.place.num_near_pages * page_size,
             num_pulled_tokens=need.num_pulled_pages * page_size,
+            then=following,
         )
         self._sent[asking.request_id] = _Sent(route, now_s)
         return route
@@ -153,8 +227,13 @@ class Ingress:
     def release(self, request_id: RequestId) -> None:
         """A request has ended, or its first token has come; others change nothing."""
         sent = self._sent.pop(request_id, None)
-        if sent is not None and (node := self._nodes.get(sent.route.node)) is not None:
+        if sent is None:
+            return
+        if (node := self._nodes.get(sent.route.node)) is not None:
             node.release(request_id)
+        then = sent.route.then
+        if then is not None and (node := self._nodes.get(then.node)) is not None:
+            node.stop_expecting(request_id)
 
     def check(self) -> None:
         """Raise AccountingError unless every owner's figures agree."""

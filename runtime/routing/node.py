@@ -16,6 +16,7 @@ import numpy as np
 from raydix.errors import AccountingError
 from raydix.ids import RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.config.policies import EngineRole
 from raydix.runtime.messages.kv_events import (
     KvEvent,
     KvNews,
@@ -59,6 +60,8 @@ class Need:
     """What it takes to serve a request on a node."""
 
     place: Place
+    delayed_s: float
+    """How much later those who decode there get their tokens, all together."""
     num_cached_pages: int
     num_pulled_pages: int
 
@@ -85,6 +88,8 @@ class Node:
         self._report_s = 0.0
         self._num_sent = 0
         self._bookings: dict[RequestId, _Booking] = {}
+        self._expected: set[RequestId] = set()
+        """Requests that will go on here, and have no first token yet."""
         self._num_unseen = 0
         self._unseen_ns = 0
         """The time that the bookings take of which the last report did not know: in whole numbers,
@@ -134,6 +139,11 @@ class Node:
         """Tokens per page; None: it has not reported yet, and nothing can be predicted."""
         return None if self._report is None else self._report.page_size
 
+    @property
+    def role(self) -> EngineRole:
+        """What the node is for, as it says; before its first report it stands for itself."""
+        return EngineRole.BOTH if self._report is None else self._report.role
+
     def find(self, words: Words) -> Holding:
         """How much of a prompt is there; `words` are those of its keys."""
         lanes = [keys for (tier, _), keys in self._keys.items() if tier is Tier.L1]
@@ -151,9 +161,7 @@ class Node:
 
         `elsewhere`: the most that any node has of it. Raises ValueError before the first report.
         """
-        report = self._report
-        if report is None:
-            raise ValueError(f"node {self.name} has not reported yet; ask only nodes that have")
+        report = self._told_report()
         page_size, num_there = report.page_size, holding.num_there
         load_s = _predict_s(report.load, num_there - holding.num_near)
         num_missing = num_tokens - num_there * page_size
@@ -173,7 +181,39 @@ class Node:
             num_near_pages=holding.num_near,
             num_requests=report.num_requests + self._num_unseen,
         )
-        return Need(place, num_there, num_pulled)
+        return Need(place, compute_s * self._num_decoding(report), num_there, num_pulled)
+
+    def take_over_s(
+        self, holding: Holding, first: "Node", *, num_tokens: int, now_s: float
+    ) -> float | None:
+        """The time in which a request goes on here whose prompt another node has computed.
+
+        None: its pages would not come here. Raises ValueError before the first report of either.
+        """
+        report, other = self._told_report(), first._told_report()
+        if report.page_size != other.page_size:
+            return None
+        num_pages = num_tokens // report.page_size
+        fetch_s = 0.0
+        if report.l2 is None or report.l2 != other.l2:
+            if report.pull is None:
+                return None
+            fetch_s = _predict_s(report.pull, max(0, num_pages - holding.num_held))
+
+        # The first node puts away what it has computed, which takes as long as to load it there.
+        num_loaded = max(0, num_pages - holding.num_near)
+        copies_s = _predict_s(other.load, num_loaded) + _predict_s(report.load, num_loaded)
+        compute_s = report.prefill.predict_s(num_tokens + 1 - num_pages * report.page_size)
+        delayed_s = compute_s * self._num_decoding(report)
+        return self._wait_s(report, now_s) + copies_s + fetch_s + compute_s + delayed_s
+
+    def expect(self, request_id: RequestId) -> None:
+        """A request will go on here once another node has given its first token."""
+        self._expected.add(request_id)
+
+    def stop_expecting(self, request_id: RequestId) -> None:
+        """A request has come, or will not; others change nothing."""
+        self._expected.discard(request_id)
 
     def book(self, request_id: RequestId, words: Words, need: Need, now_s: float) -> int:
         """Count a request that is sent to the node; returns its number, from 1 on."""
@@ -202,6 +242,15 @@ class Node:
             if self._is_unseen(booking):
                 self._num_unseen -= 1
                 self._unseen_ns -= booking.own_ns
+
+    def _told_report(self) -> NodeReport:
+        if self._report is None:
+            raise ValueError(f"node {self.name} has not reported yet; ask only nodes that have")
+        return self._report
+
+    def _num_decoding(self, report: NodeReport) -> int:
+        """Requests that decode, or are about to."""
+        return report.num_decoding + len(self._expected)
 
     def _wait_s(self, report: NodeReport, now_s: float) -> float:
         age_s = max(0.0, now_s - self._report_s)

@@ -16,12 +16,17 @@ _PREFIX_TOKENS = 256
 class RoutingPolicy(Protocol):
     """Chooses among nodes of which everything is known that can be."""
 
+    minds_roles: bool
+    """Whether nodes are asked for what they are for; else each serves whole requests."""
+
     def choose(self, asking: Asking, names: Sequence[str], places: Sequence[Place]) -> int:
         """The index of the node that gets a request; there is at least one."""
 
 
 class SoonestNode:
     """The node where the first token comes soonest, the waiting of others included."""
+
+    minds_roles = True
 
     def choose(self, asking: Asking, names: Sequence[str], places: Sequence[Place]) -> int:
         """The node that `choose_place` names."""
@@ -35,6 +40,8 @@ class SessionHash:
     1998): when a node goes its sessions alone move.
     """
 
+    minds_roles = False
+
     def choose(self, asking: Asking, names: Sequence[str], places: Sequence[Place]) -> int:
         """The node with the highest draw."""
         session = _beginning(asking) if asking.session_id is None else asking.session_id.encode()
@@ -47,6 +54,8 @@ class SessionHash:
 
 class RoundRobin:
     """Owns: whose turn it is."""
+
+    minds_roles = False
 
     def __init__(self) -> None:
         self._num_chosen = 0

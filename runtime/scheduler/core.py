@@ -15,6 +15,7 @@ from raydix.runtime.scheduler.life.client_news import ClientNews
 from raydix.runtime.scheduler.life.endings import Endings
 from raydix.runtime.scheduler.life.expiry import Expiry
 from raydix.runtime.scheduler.life.grammars import Grammars
+from raydix.runtime.scheduler.life.hand_overs import HandOvers
 from raydix.runtime.scheduler.life.hints import Hints
 from raydix.runtime.scheduler.life.leases import LeaseAnswers
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
@@ -75,8 +76,12 @@ class SchedulerCore:
             timers=self._timers,
         )
         self._news = ClientNews(self._outbox, self._counters, self._timings)
+        self._hand_overs = HandOvers(
+            settings, self._requests, self._source, self._rates, self._timers, self._outbox
+        )
         self._endings = Endings(
             requests=self._requests,
+            hand_overs=self._hand_overs,
             life=self._life,
             news=self._news,
             pieces=self._pieces,
@@ -91,12 +96,7 @@ class SchedulerCore:
         self._placing, self._host = self._make_placing(), self._make_host_messages()
         self._ranks, self._routing_news = self._make_rank_events(), self._make_routing_news()
         self._late_ranks = LateRanks(
-            settings,
-            lanes=self._lanes,
-            step_groups=self._step_groups,
-            rates=self._rates,
-            outbox=self._outbox,
-            timers=self._timers,
+            settings, self._lanes, self._step_groups, self._rates, self._outbox, self._timers
         )
         self._planner = make_planner(
             settings,
@@ -127,6 +127,7 @@ class SchedulerCore:
             self._hints.look_up_some(num_left, now_s)
         self._life.look_up_due()
         self._host.tell_if_drained()
+        self._hand_overs.tell(now_s)
         if self._pieces.has_work:
             self._timers.add(now_s)
 
@@ -158,7 +159,7 @@ class SchedulerCore:
     @property
     def is_idle(self) -> bool:
         """Whether there is no request, and nothing in flight."""
-        return not self._requests.living and all(lane.has_nothing_under_way for lane in self._lanes)
+        return self._requests.is_empty and all(each.has_nothing_under_way for each in self._lanes)
 
     @property
     def is_attached(self) -> bool:
@@ -253,8 +254,7 @@ class SchedulerCore:
     def _tick(self, now_s: float) -> None:
         """Look at the clock, as only a tick does.
 
-        All that was said until then has been taken before it: nobody counts as late who has
-        answered.
+        All that was said by then has been taken: nobody counts as late who has answered.
         """
         self._pieces.advance()
         self._expiry.advance(now_s)

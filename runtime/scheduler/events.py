@@ -66,6 +66,8 @@ class HostAttached:
     """HostMemory said hello. An earlier connection counts as lost, even if its process lives."""
 
     connection: ConnectionId
+    l2: str | None = None
+    """What tells this L2 from all others; None: nobody is to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import assert_never
 
-from raydix.ids import L2_SOURCE, L3_SOURCE, ConnectionId, LeaseId, LookupId
+from raydix.ids import L2_SOURCE, L3_SOURCE, LeaseId, LookupId
 from raydix.runtime.messages.host import (
     FromHost,
     LookupProgress,
@@ -65,17 +65,17 @@ class HostMessages:
         """Take what has come over HostMemory's link; what an earlier link still brings is void."""
         match event:
             case HostAttached():
-                self.attach(event.connection)
+                self.attach(event)
             case HostMessage() if event.connection == self._source.view.connection:
                 self.take(event.message, now_s)
             case HostLost() if event.connection == self._source.view.connection:
                 self.lose()
 
-    def attach(self, connection: ConnectionId) -> None:
+    def attach(self, event: HostAttached) -> None:
         """HostMemory is there, new or again. What an earlier connection brought is void."""
         if self._source.view.connection is not None:
             self.lose()
-        self._source.view.attach(connection)
+        self._source.view.attach(event.connection, event.l2)
         for lane in self._lanes:
             lane.backups.note_new_host()
 

@@ -22,7 +22,6 @@ class LateRanks:
     def __init__(
         self,
         settings: SchedulerSettings,
-        *,
         lanes: Sequence[Lane],
         step_groups: Sequence[StepGroup],
         rates: Rates,

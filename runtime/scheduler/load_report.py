@@ -25,6 +25,8 @@ def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool
     believed_s = max(0.0, told.busy_s - age_s)
     if abs(report.busy_s - believed_s) > max(_LEAST_CHANGE_S, _CHANGE * believed_s):
         return True
+    if abs(report.num_decoding - told.num_decoding) > max(1.0, _CHANGE * told.num_decoding):
+        return True
     num_pages = _PROMPT_TOKENS / report.page_size
     pairs = [
         (told.prefill.predict_s(_PROMPT_TOKENS), report.prefill.predict_s(_PROMPT_TOKENS)),

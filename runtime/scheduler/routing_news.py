@@ -151,6 +151,9 @@ class RoutingNews:
             pull=self._pull_line(now_s),
             page_size=self._settings.page_size,
             interval_s=INTERVAL_S,
+            num_decoding=sum(len(lane.batch) for lane in self._lanes),
+            role=self._settings.role,
+            l2=self._source.view.l2 if self._source.view.is_usable else None,
         )
 
     def _busy_s(self, now_s: float) -> float | None:

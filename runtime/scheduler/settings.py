@@ -8,6 +8,7 @@ from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.policies import (
+    EngineRole,
     EvictionPolicy,
     LoadPolicy,
     PrefetchStrategy,
@@ -55,6 +56,8 @@ class SchedulerSettings:
     num_pages: tuple[int, ...]
     """Usable L1 pages of each KV group."""
     max_model_len: int
+    role: EngineRole = EngineRole.BOTH
+    """What clients that route are told that the engine is for."""
     vocab_size: int = 2**31 - 1
     """The number of token ids, all of which are below; the largest int32 if it is not known."""
     ranks_per_lane: int = 1

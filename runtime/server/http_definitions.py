@@ -48,6 +48,12 @@ ROUTED_TOKENS = counter(
     "Tokens of their prompts that were expected not to be computed, by the tier that has them.",
     labels=("engine", "tier", "replica"),
 )
+ROUTED_SPLIT = counter(
+    "routing_split_total",
+    Unit.COUNT,
+    "Requests that another engine was asked to begin, which go on at this one.",
+    labels=("engine", "replica"),
+)
 ROUTED_KEYS = gauge(
     "routing_known_pages",
     Unit.PAGES,
@@ -69,5 +75,7 @@ ROUTED_EARLY = histogram(
 
 HTTP_GROUPS = (
     MetricGroup("HTTP", (REQUESTS, IN_PROGRESS, FIRST_BYTE, DURATION)),
-    MetricGroup("Routing", (ROUTED, ROUTED_TOKENS, ROUTED_KEYS, ROUTED_LATE, ROUTED_EARLY)),
+    MetricGroup(
+        "Routing", (ROUTED, ROUTED_TOKENS, ROUTED_SPLIT, ROUTED_KEYS, ROUTED_LATE, ROUTED_EARLY)
+    ),
 )

@@ -19,6 +19,7 @@ from raydix.runtime.server.http_definitions import (
     ROUTED_EARLY,
     ROUTED_KEYS,
     ROUTED_LATE,
+    ROUTED_SPLIT,
     ROUTED_TOKENS,
 )
 
@@ -41,14 +42,19 @@ class RoutingCollector(Collector):
         keys = GaugeMetricFamily(
             _name(ROUTED_KEYS), ROUTED_KEYS.description, labels=ROUTED_KEYS.labels
         )
+        split = CounterMetricFamily(
+            _name(ROUTED_SPLIT), ROUTED_SPLIT.description, labels=ROUTED_SPLIT.labels
+        )
         for figures in all_figures:
             for engine, number in figures.num_routed.items():
                 routed.add_metric((engine, self._replica), number)
             for (engine, tier), number in figures.num_tokens.items():
                 tokens.add_metric((engine, tier, self._replica), number)
+            for engine, number in figures.num_split.items():
+                split.add_metric((engine, self._replica), number)
             for engine, number in figures.num_keys.items():
                 keys.add_metric((engine, self._replica), number)
-        yield from (routed, tokens, keys)
+        yield from (routed, tokens, split, keys)
 
         errors = (
             (ROUTED_LATE, [figures.late for figures in all_figures]),

@@ -79,6 +79,7 @@ def scheduler_settings(
     chunk = scheduler.chunked_prefill_tokens
 
     return SchedulerSettings(
+        role=config.role,
         layout=layout,
         num_lanes=config.parallel.dp,
         ranks_per_lane=config.parallel.tp,

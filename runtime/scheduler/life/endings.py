@@ -11,9 +11,11 @@ from raydix.runtime.messages.client import (
 )
 from raydix.runtime.scheduler.counters import Counters
 from raydix.runtime.scheduler.life.client_news import ClientNews
+from raydix.runtime.scheduler.life.hand_overs import HandOvers
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.pieces import Pieces
+from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 
 _END_WEIGHT = 8
@@ -27,12 +29,14 @@ class Endings:
         self,
         *,
         requests: Requests,
+        hand_overs: HandOvers,
         life: Transitions,
         news: ClientNews,
         pieces: Pieces,
         counters: Counters,
     ) -> None:
         self._requests = requests
+        self._hand_overs = hand_overs
         self._life = life
         self._news = news
         self._pieces = pieces
@@ -42,6 +46,11 @@ class Endings:
         """End a request well: its pages stay cached. The caller sends the client the last news."""
         self._counters.count_end(reason)
         self._life.end(request)
+
+    def hand_over(self, lane: Lane, request: RequestState, now_s: float) -> None:
+        """End a request that goes on at another engine, which its client is told in a while."""
+        self.finish(request, FinishReason.HANDED_OVER)
+        self._hand_overs.begin(lane, request, now_s)
 
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
         """End a request badly and tell its client, unless that is gone."""
@@ -58,6 +67,7 @@ class Endings:
 
     def stop(self, client_id: ClientId, message: AbortRequest | StopRequest) -> None:
         """End a request as its client asks, unless that means an earlier one of this name."""
+        self._hand_overs.stop(client_id, message)
         request = self._requests.living.get(message.request_id)
         if request is None or (request.client_id, request.submit.asking) != (
             client_id,
@@ -82,9 +92,11 @@ class Endings:
         text = "the engine was shut down before the request had ended."
         for request in list(self._requests.living.values()):
             self.fail(request, FailureKind.SHUTTING_DOWN, text)
+        self._hand_overs.end_all()
 
     def orphan(self, client_id: ClientId) -> None:
         """Let the requests of a client that is gone end piece by piece."""
+        self._hand_overs.drop_all(client_id)
         requests = self._requests
         running, waiting = requests.orphans.add_all(requests.living.values(), client_id)
         # Those that hold something first. Of the others the newest: what one of them leaves room

@@ -23,7 +23,8 @@ from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages.arrays import Int32Array, int32_array
-from raydix.runtime.scheduler.pages.backups import NewPage, pages_with_keys
+from raydix.runtime.scheduler.pages.backups import pages_with_keys
+from raydix.runtime.scheduler.pages.inspected import NewPage
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from raydix.ids import GrammarKey, RequestId, TenantId
 from raydix.runtime.messages.tenants import tenant_of
+from raydix.runtime.scheduler.life.leaving import HandOver
 from raydix.runtime.scheduler.life.orphans import Orphans
 from raydix.runtime.scheduler.request.prefetch_hint import PrefetchHint
 from raydix.runtime.scheduler.request.request import RequestState
@@ -25,6 +26,8 @@ class Requests:
         self.orphans = Orphans()
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Prefetch hints that were not answered yet, oldest first."""
+        self.leaving: dict[RequestId, HandOver] = {}
+        """Requests that have ended here, and go on elsewhere once L2 has their pages."""
         self._serials = itertools.count(1)
         self._of_session: Counter[tuple[str | None, str]] = Counter()
         """How many living requests each session has, by its salt and id."""
@@ -35,13 +38,19 @@ class Requests:
         self.left_grammars: list[GrammarKey] = []
         """Grammars by which requests went until they ended, and none goes any more."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request lives, and none waits to go on elsewhere."""
+        return not (self.living or self.leaving)
+
     def next_serial(self) -> int:
         """A number that no other request has had."""
         return next(self._serials)
 
     def is_in_use(self, name: RequestId) -> bool:
         """Whether a request or hint of this name is not answered or ended yet."""
-        return name in self.hints or (name in self.living and name not in self.orphans)
+        is_alive = name in self.living and name not in self.orphans
+        return is_alive or name in self.hints or name in self.leaving
 
     def num_waiting(self, num_placed: int) -> int:
         """The number of requests that are not admitted, of which `num_placed` wait on lanes.
@@ -128,6 +137,14 @@ class Requests:
     def add_hint(self, hint: PrefetchHint) -> None:
         """Add a new hint."""
         self.hints[hint.request_id] = hint
+
+    def add_leaving(self, hand_over: HandOver) -> None:
+        """Add a request that has ended here and is about to go on elsewhere."""
+        self.leaving[hand_over.request_id] = hand_over
+
+    def remove_leaving(self, hand_over: HandOver) -> None:
+        """Remove one whose client was told, or is gone."""
+        del self.leaving[hand_over.request_id]
 
     def remove_hint(self, hint: PrefetchHint) -> None:
         """Remove a hint that was answered, or whose client is gone."""

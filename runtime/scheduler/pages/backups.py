@@ -5,19 +5,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.cache.page_pools import PageIds
 from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.scheduler.counters import Count, Counters
 from raydix.runtime.scheduler.pages.backup_amounts import low_water, pages_of_plan
+from raydix.runtime.scheduler.pages.inspected import NewPage, inspected_page
 from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.host_view import HostView
-
-NewPage = tuple[PageKey, tuple[int, ...]]
-"""A page's key, and its id in each KV group; 0 where the group holds nothing of it."""
 
 _Key = TypeVar("_Key", bound=bytes)
 
@@ -57,7 +55,7 @@ class BackupQueue:
 
         To look for the first item of a dict takes as long as all that have left its front.
         """
-        self._taken_s = float("-inf")
+        self._taken_s = -math.inf
         """The time at which pages were last taken for a copy."""
         self._copying: list[set[PageKey]] = [set() for _ in settings.layout.groups]
         self._windows: list[dict[PageKey, int] | None] = [
@@ -186,7 +184,7 @@ class BackupQueue:
         """Back up what L2 lacks of the next `wanted` pages to leave the tree."""
         for _ in range(min(len(self._lost), _MAX_INSPECTED_PAGES)):
             short, _ = self._lost.popitem(last=False)
-            page = _inspected_page(self._inspected[short], short)
+            page = inspected_page(self._inspected[short], short)
             if page is not None:
                 self._clean([page], self._groups)
             else:
@@ -215,6 +213,17 @@ class BackupQueue:
             # use, and all that precedes a chain's end is in vain without the one before its end.
             self._clean(pages[::-1], self._window_groups)
             self._clean(pages, self._full_groups)
+
+    def hasten(self) -> None:
+        """Let what waits be copied with the next plan, however few pages it is."""
+        self._taken_s = -math.inf
+
+    def wanted_of(self, keys: Sequence[PageKey]) -> list[tuple[int, PageKey]]:
+        """What L2 is to get of these pages, each with its KV group: of windows, those it keeps."""
+        wanted = []
+        for group, windows in enumerate(self._windows):
+            wanted += [(group, key) for key in keys if windows is None or key in windows]
+        return wanted
 
     def is_worth_a_copy(self, now_s: float) -> bool:
         """Whether a copy is worth it while steps run: many pages wait, or one waits for long."""
@@ -346,19 +355,6 @@ class BackupQueue:
         dirty.update({key: pages[key] for key in kept})
         if len(kept) < len(new):
             self._counters.count(Count.BACKUP_QUEUE_FULL, len(new) - len(kept))
-
-
-def _inspected_page(node: RadixNode | None, short_key: bytes) -> NewPage | None:
-    """The page of this key that was inspected with `node`; None: it has been used since."""
-    while node is not None and node.parent is not None:
-        start = node.keys.find(short_key)
-        if start >= 0:
-            page_ids = tuple([int(ids[start // KEY_BYTES]) for ids in node.page_ids])
-            page = PageKey(node.keys[start : start + KEY_BYTES]), page_ids
-            return page if node.is_inspected else None
-        # The node has been split, and the page is in the upper part.
-        node = node.parent
-    return None
 
 
 def _drop(pages: dict[_Key, Any], keys: Iterable[_Key]) -> None:

@@ -55,8 +55,8 @@ class RequestState:
         self.client_id = client_id
         self.arrival_s = now_s
         self.deadline_s = None if submit.deadline_s is None else now_s + submit.deadline_s
-        self.max_tokens = max_tokens
-
+        most = len(submit.earlier_output) + 1 if submit.goes_on_elsewhere else max_tokens
+        self.max_tokens, self.is_handed_over = min(most, max_tokens), most < max_tokens
         self.chain = Chain(submit.token_ids, cache_salt=submit.cache_salt, page_size=page_size)
         self.chain.append(submit.earlier_output)
         self.num_prompt = self.chain.num_prompt

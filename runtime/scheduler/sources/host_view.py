@@ -21,6 +21,8 @@ class HostView:
         """Know nothing yet of a HostMemory with `num_groups` KV groups."""
         self.connection: ConnectionId | None = None
         """The present link to HostMemory; what an earlier one granted or leased is void."""
+        self.l2: str | None = None
+        """What tells the L2 from all others, if anybody is to know."""
         self.is_silent = False
         self.has_storage: bool | None = None
         """Whether L3 is in use; None until HostMemory has said so. Without it no request waits."""
@@ -46,10 +48,11 @@ class HostView:
         """The number of free host pages of a KV group that were granted and not used yet."""
         return len(self._stocks[group])
 
-    def attach(self, connection: ConnectionId) -> None:
+    def attach(self, connection: ConnectionId, l2: str | None = None) -> None:
         """Attach a HostMemory, which will send its keys and, once copies are drained, pages."""
         self.detach()
         self.connection = connection
+        self.l2 = l2
         self.is_silent = False
 
     def detach(self) -> list[set[bytes]]:
@@ -57,7 +60,7 @@ class HostView:
 
         Returns the keys of each group, for the caller to free: all at once takes 40 ms a million.
         """
-        self.connection = None
+        self.connection = self.l2 = None
         self.has_storage = None
         self.is_drained = False
         for stock in self._stocks:

@@ -1,6 +1,7 @@
 """What an acknowledged step means: tokens, published pages, endings."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from raydix.errors import AccountingError
 from raydix.ids import NO_TOKEN
 from raydix.runtime.messages.arrays import Int32Array, empty, int32_array
 from raydix.runtime.messages.client import FailureKind, FinishReason, RequestFailure
-from raydix.runtime.messages.plan import StepResult, StepsLeftOut
+from raydix.runtime.messages.plan import StepResult, StepsLeftOut, TokenLogprobs
 from raydix.runtime.scheduler.counters import Count, Counters, Duration, Prediction, Timing, Timings
 from raydix.runtime.scheduler.events import SendTokens
 from raydix.runtime.scheduler.life.client_news import ClientNews
@@ -27,6 +28,15 @@ _NOTHING = empty()
 _NO_TOKENS = int32_array((NO_TOKEN,))
 _MAX_REPORTED_S = 86_400.0
 """The longest time that a rank may report, in seconds: one infinite time would spoil all sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """What a request's last step has brought."""
+
+    token_ids: Int32Array
+    logprobs: tuple[TokenLogprobs | None, ...]
+    reason: FinishReason
 
 
 class StepResults:
@@ -212,8 +222,7 @@ class StepResults:
             reason = _finish_reason(request, int(token))
             assert reason is not None, "the batch and the request agree about the end"
             self._count_latency(request, reason, now_s)
-            self._news.send_tokens(request, int32_array((token,)), (), reason)
-            self._endings.finish(request, reason)
+            self._end(lane, request, _Last(int32_array((token,)), (), reason), now_s)
 
     def apply_deferred(
         self, lane: Lane, request: RequestState, outcomes: Sequence[RowOutcome], now_s: float
@@ -259,11 +268,20 @@ class StepResults:
         self._counters.count(Count.GENERATION_TOKENS)
         self._count_latency(request, reason, now_s)
         logprobs = () if outcome.logprobs is None else (outcome.logprobs,)
-        self._news.send_tokens(request, outcome.token_ids, logprobs, reason)
         if reason is not None:
-            self._endings.finish(request, reason)
+            self._end(lane, request, _Last(outcome.token_ids, logprobs, reason), now_s)
         else:
+            self._news.send_tokens(request, outcome.token_ids, logprobs, None)
             self._life.join(lane, request)
+
+    def _end(self, lane: Lane, request: RequestState, last: _Last, now_s: float) -> None:
+        """Pass a request's last tokens on, and end it; who goes on elsewhere is told so later."""
+        if last.reason is FinishReason.HANDED_OVER:
+            self._news.send_tokens(request, last.token_ids, last.logprobs, None)
+            self._endings.hand_over(lane, request, now_s)
+        else:
+            self._news.send_tokens(request, last.token_ids, last.logprobs, last.reason)
+            self._endings.finish(request, last.reason)
 
     def _count_latency(
         self, request: RequestState, reason: FinishReason | None, now_s: float
@@ -293,4 +311,6 @@ def _finish_reason(request: RequestState, token_id: int) -> FinishReason | None:
     is_stop = token_id in request.submit.stop_token_ids
     if is_stop and num_output >= request.submit.sampling.min_tokens:
         return FinishReason.STOP
-    return FinishReason.LENGTH if num_output >= request.max_tokens else None
+    if num_output < request.max_tokens:
+        return None
+    return FinishReason.HANDED_OVER if request.is_handed_over else FinishReason.LENGTH

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from raydix.ids import NodeId, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
+from raydix.runtime.config.policies import EngineRole
 from raydix.runtime.messages.kv_events import KvNews, PagesRemoved, PagesStored, ShortKeys, Tier
 from raydix.runtime.messages.line import Line
 from raydix.runtime.messages.routing import NodeReport
@@ -73,3 +74,14 @@ def asking(name: str, pages: Iterable[int], session_id: str | None = None) -> As
         num_tokens=len(keys) * PAGE_SIZE + PAGE_SIZE // 2,
         session_id=session_id,
     )
+
+
+def prefills(node: int, **changes: object) -> NodeReported:
+    """The report of a node that computes prompts for others, whose L2 is that of `decodes`."""
+    return reported(node, **{"role": EngineRole.PREFILL, "l2": "one", **changes})
+
+
+def decodes(node: int, num_decoding: int, **changes: object) -> NodeReported:
+    """The report of a node that goes on with what others have begun."""
+    more = {"role": EngineRole.DECODE, "l2": "one", "num_decoding": num_decoding, **changes}
+    return reported(node, **more)

@@ -1,0 +1,167 @@
+"""A client hands requests over: one engine gives their first token, another one all others."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from raydix.ids import RequestId
+from raydix.runtime.api.request_options import RequestOptions
+from raydix.runtime.api.sampling_params import SamplingParams
+from raydix.runtime.config.policies import EngineRole
+from raydix.runtime.messages.client import FinishReason, SubmitRequest
+from raydix.runtime.messages.retention import Retention, RetentionKind
+from tests.runtime.api.fake_engine import FakeLink, delta
+from tests.runtime.api.small_client import collect, turns
+from tests.runtime.api.test_line_router import IDLE, PROMPT, Told
+
+PREFILL = replace(IDLE, role=EngineRole.PREFILL, l2="one")
+DECODE = replace(IDLE, role=EngineRole.DECODE, l2="one", num_decoding=30)
+
+
+@pytest.fixture
+async def told():
+    """Engine a is for prefill, engine b decodes for many."""
+    told = Told()
+    await told.tell("a", is_anew=True, report=PREFILL)
+    await told.tell("b", is_anew=True, report=DECODE)
+    yield told
+    await told.client.close()
+
+
+async def begin(told, name="r", params=None, options=None):
+    outputs = told.client.generate(PROMPT, params, name, options)
+    task = asyncio.create_task(collect(outputs))
+    await turns()
+    return task
+
+
+def asked(link: FakeLink) -> list[SubmitRequest]:
+    return link.sent_of(SubmitRequest)
+
+
+async def hand_over(told, name="r", token=5):
+    told.links["a"].deliver(delta(name, [token]))
+    told.links["a"].deliver(delta(name, finished=FinishReason.HANDED_OVER))
+    await turns()
+
+
+async def end_of(task):
+    return (await asyncio.wait_for(task, 10))[-1].outputs[0]
+
+
+async def test_the_rest_is_asked_of_another_engine_with_what_has_come(told):
+    task = await begin(told)
+    [first] = asked(told.links["a"])
+    assert first.goes_on_elsewhere
+    assert not asked(told.links["b"])
+
+    await hand_over(told)
+
+    [rest] = asked(told.links["b"])
+    assert (rest.earlier_output.tolist(), rest.goes_on_elsewhere) == ([5], False)
+    assert rest.sampling.seed == first.sampling.seed
+    told.links["b"].deliver(delta("r", [6, 7], finished=FinishReason.LENGTH))
+    output = await end_of(task)
+    assert (output.token_ids, output.finish_reason) == ([5, 6, 7], "length")
+    assert told.figures.num_split == {"a": 0, "b": 1}
+
+
+async def test_callers_see_the_first_token_before_the_hand_over(told):
+    outputs = told.client.generate(PROMPT, None, "r")
+    coming = asyncio.ensure_future(anext(outputs))
+    await turns()
+    told.links["a"].deliver(delta("r", [5]))
+    assert (await asyncio.wait_for(coming, 10)).outputs[0].token_ids == [5]
+    await outputs.aclose()
+
+
+async def test_a_death_before_the_first_token_has_the_prompt_computed_by_whoever_is_left(told):
+    task = await begin(told)
+    told.links["a"].break_off()
+    await turns()
+    [whole] = asked(told.links["b"])
+    assert (whole.earlier_output.tolist(), whole.goes_on_elsewhere) == ([], False)
+    told.links["b"].deliver(delta("r", [5, 6], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6]
+
+
+async def test_a_death_in_mid_hand_over_goes_on_where_that_was_foreseen(told):
+    task = await begin(told)
+    told.links["a"].deliver(delta("r", [5]))
+    await turns()
+    told.links["a"].break_off()
+    await turns()
+    [rest] = asked(told.links["b"])
+    assert rest.earlier_output.tolist() == [5]
+    told.links["b"].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6]
+
+
+async def test_if_the_next_engine_is_gone_the_first_one_goes_on(told):
+    task = await begin(told)
+    told.links["b"].break_off()
+    await turns()
+    await hand_over(told)
+    [_, rest] = asked(told.links["a"])
+    assert (rest.earlier_output.tolist(), rest.goes_on_elsewhere) == ([5], False)
+    told.links["a"].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6]
+
+
+async def test_if_the_next_engine_is_lost_later_whoever_is_left_goes_on(told):
+    task = await begin(told)
+    await hand_over(told)
+    told.links["b"].deliver(delta("r", [6]))
+    await turns()
+    told.links["b"].break_off()
+    await turns()
+    [_, rest] = asked(told.links["a"])
+    assert (rest.earlier_output.tolist(), rest.goes_on_elsewhere) == ([5, 6], False)
+    told.links["a"].deliver(delta("r", [7], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6, 7]
+
+
+async def test_a_first_token_that_is_the_last_goes_nowhere(told):
+    task = await begin(told)
+    told.links["a"].deliver(delta("r", [5], finished=FinishReason.STOP))
+    assert (await end_of(task)).finish_reason == "stop"
+    assert not asked(told.links["b"])
+
+
+async def test_who_is_aborted_in_mid_hand_over_goes_nowhere(told):
+    task = await begin(told)
+    told.links["a"].deliver(delta("r", [5]))
+    await turns()
+    told.client.abort("r")
+    told.links["a"].deliver(delta("r", finished=FinishReason.HANDED_OVER))
+    assert (await end_of(task)).finish_reason == "abort"
+    assert not asked(told.links["b"])
+
+
+async def test_hints_go_with_the_rest(told):
+    hint = RequestOptions(retention=Retention(kind=RetentionKind.KEEP, seconds=5.0))
+    task = await begin(told, options=hint)
+    [first] = asked(told.links["a"])
+    await hand_over(told)
+    [rest] = asked(told.links["b"])
+    assert (first.retention, rest.retention) == (None, hint.retention)
+    task.cancel()
+
+
+async def test_further_samples_go_the_same_way(told):
+    first = await begin(told)
+    second = await begin(told, "r1", options=RequestOptions(sample_of=RequestId("r")))
+    assert [each.goes_on_elsewhere for each in asked(told.links["a"])] == [True, True]
+    await hand_over(told)
+    await hand_over(told, "r1")
+    assert [each.request_id for each in asked(told.links["b"])] == ["r", "r1"]
+    for task in (first, second):
+        task.cancel()
+
+
+async def test_one_token_is_asked_for_whole(told):
+    task = await begin(told, params=SamplingParams(max_tokens=1))
+    [whole] = asked(told.links["a"])
+    assert not whole.goes_on_elsewhere
+    task.cancel()

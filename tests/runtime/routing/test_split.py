@@ -1,0 +1,173 @@
+"""A prompt is computed apart from its output where that is predicted to make all wait less."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from raydix.ids import NodeId, RequestId
+from raydix.runtime.config.policies import EngineRole
+from raydix.runtime.messages.kv_events import Tier
+from raydix.runtime.messages.line import Line
+from raydix.runtime.routing.choice import Place
+from raydix.runtime.routing.events import NodeGone, NodeReported, Route
+from raydix.runtime.routing.ingress import Ingress
+from raydix.runtime.routing.policies import RoundRobin, RoutingPolicy, SessionHash, SoonestNode
+from raydix.runtime.routing.split import Split, choose_split
+from tests.runtime.routing.told import (
+    LOAD_PAGE_S,
+    PAGE_SIZE,
+    TOKEN_S,
+    asking,
+    decodes,
+    found,
+    prefills,
+    reported,
+    stored,
+)
+
+LONG, SHORT = range(100), range(1)
+
+
+def place(own_s: float, caused_s: float = 0.0) -> Place:
+    return Place(
+        wait_s=0.0,
+        own_s=own_s,
+        caused_s=caused_s,
+        is_preferred=False,
+        num_near_pages=0,
+        num_requests=0,
+    )
+
+
+def split(first: int, own_s: float, hand_over_s: float) -> Split:
+    return Split(first=NodeId(first), then=NodeId(9), place=place(own_s), hand_over_s=hand_over_s)
+
+
+def ingress_of(*reports: NodeReported, policy: RoutingPolicy | None = None) -> Ingress:
+    ingress = Ingress(policy or SoonestNode())
+    for each in reports:
+        ingress.handle(found(each.node), 0.0)
+        ingress.handle(each, 0.0)
+    return ingress
+
+
+def sent(
+    ingress: Ingress, pages: Iterable[int], name: str = "a", *, may_be_split: bool = True
+) -> Route:
+    asked = replace(asking(name, pages), may_be_split=may_be_split)
+    route = ingress.route(asked, 0.0)
+    ingress.check()
+    assert route is not None
+    return route
+
+
+def nodes_of(route: Route) -> tuple[int, int | None]:
+    return route.node, None if route.then is None else route.then.node
+
+
+def test_the_cheapest_split_is_taken_if_all_wait_less_than_for_the_whole() -> None:
+    splits = [split(1, 2.0, 0.5), split(2, 1.0, 0.6), split(3, 1.5, 0.2)]
+    assert choose_split(place(1.0, caused_s=1.0), splits) is splits[1]
+
+
+@pytest.mark.parametrize("whole_s", [1.6, 1.0])
+def test_what_gains_nothing_stays_whole(whole_s: float) -> None:
+    assert choose_split(place(whole_s), [split(2, 1.0, 0.6)]) is None
+    assert choose_split(place(whole_s), []) is None
+
+
+def test_a_long_prompt_beside_others_that_decode_is_split() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+
+    route = sent(ingress, LONG)
+
+    assert nodes_of(route) == (0, 1)
+    assert route.header.endswith(", decode=n1")
+    assert route.first_token_s == pytest.approx(100.5 * PAGE_SIZE * TOKEN_S)
+
+
+def test_what_disturbs_nobody_is_not_split() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=0))
+    assert nodes_of(sent(ingress, LONG)) == (1, None)
+
+
+def test_a_short_prompt_is_not_split() -> None:
+    slow = Line(0.5, LOAD_PAGE_S)
+    ingress = ingress_of(prefills(0, load=slow), decodes(1, num_decoding=20))
+    assert nodes_of(sent(ingress, SHORT)) == (1, None)
+    assert nodes_of(sent(ingress, LONG, "b")) == (0, 1)
+
+
+def test_a_cached_prompt_is_not_split() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    ingress.handle(stored(1, LONG), 0.0)
+    ingress.handle(stored(1, LONG, Tier.L2, None), 0.0)
+    assert nodes_of(sent(ingress, LONG)) == (1, None)
+
+
+def test_those_that_are_about_to_come_count_as_decoding() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=2), decodes(2, num_decoding=2))
+    thens = [sent(ingress, range(n, n + 100), f"r{n}").then for n in range(0, 1600, 100)]
+    assert {each.node for each in thens if each is not None} == {1, 2}
+
+
+def test_who_has_its_first_token_is_expected_no_more() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    sent(ingress, LONG)
+    assert ingress._nodes[NodeId(1)]._expected == {"a"}
+    ingress.note_first_token(RequestId("a"), 1.0)
+    assert not ingress._nodes[NodeId(1)]._expected
+
+
+def test_who_was_sent_to_a_node_that_is_gone_is_expected_nowhere() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    sent(ingress, LONG)
+    assert ingress.handle(NodeGone(node=NodeId(0)), 0.0) == ("a",)
+    assert not ingress._nodes[NodeId(1)]._expected
+    assert nodes_of(sent(ingress, LONG)) == (1, None)
+
+
+def test_whoever_is_left_serves_whole_requests() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    ingress.handle(NodeGone(node=NodeId(1)), 0.0)
+    assert nodes_of(sent(ingress, LONG)) == (0, None)
+
+
+def test_without_a_way_for_its_pages_a_prompt_is_not_split() -> None:
+    elsewhere = decodes(1, num_decoding=20, l2="two")
+    assert nodes_of(sent(ingress_of(prefills(0), elsewhere), LONG)) == (1, None)
+    without = decodes(1, num_decoding=20, l2=None)
+    assert nodes_of(sent(ingress_of(prefills(0, l2=None), without), LONG)) == (1, None)
+    pulls = decodes(1, num_decoding=20, l2="two", pull=Line(0.0, LOAD_PAGE_S))
+    assert nodes_of(sent(ingress_of(prefills(0), pulls), LONG)) == (0, 1)
+
+
+def test_nodes_of_other_page_sizes_do_not_go_on_for_each_other() -> None:
+    ingress = ingress_of(prefills(0, page_size=32), decodes(1, num_decoding=20))
+    assert nodes_of(sent(ingress, LONG)) == (1, None)
+
+
+def test_a_single_token_is_computed_where_it_disturbs_nobody() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    asked = replace(asking("a", LONG), is_one_token=True)
+    route = ingress.route(asked, 0.0)
+    assert route is not None
+    assert nodes_of(route) == (0, None)
+
+
+def test_an_output_that_has_begun_goes_on_whole_at_no_node_for_prefill() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    assert nodes_of(sent(ingress, LONG, may_be_split=False)) == (1, None)
+
+
+@pytest.mark.parametrize("policy", [SessionHash, RoundRobin])
+def test_other_policies_mind_no_roles(policy: type[RoutingPolicy]) -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20), policy=policy())
+    routes = [sent(ingress, range(n, n + 100), f"r{n}") for n in range(0, 1600, 100)]
+    assert {nodes_of(each) for each in routes} == {(0, None), (1, None)}
+
+
+def test_without_a_node_for_prefill_those_who_decode_change_nothing() -> None:
+    busy, idle = reported(0, num_decoding=50, role=EngineRole.BOTH), reported(1, busy_s=0.1)
+    assert nodes_of(sent(ingress_of(busy, idle), LONG)) == (0, None)
