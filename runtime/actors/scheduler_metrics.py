@@ -101,6 +101,12 @@ _REQUESTS = (
         "Predicted time that a new request waits for the prompts before it, as routing counts it.",
         Figure("prompt_wait_s"),
     ),
+    gauge(
+        "num_requests_leaving",
+        Unit.COUNT,
+        "Requests that have their first token, and go on elsewhere once L2 has their pages.",
+        Figure("num_requests_leaving"),
+    ),
     counter(
         "request_success_total",
         Unit.COUNT,

@@ -45,6 +45,7 @@ def of_requests(requests: Requests, lanes: Sequence[Lane]) -> dict[str, int]:
         "num_requests_running": sum(len(lane.running) for lane in lanes) - num_loading,
         "num_requests_loading": num_loading,
         "num_requests_waiting": requests.num_waiting(num_placed),
+        "num_requests_leaving": len(requests.leaving),
     }
 
 

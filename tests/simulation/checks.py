@@ -17,6 +17,7 @@ _WAITS = (
     "lookups_due",
     "l2_claimed_pages",
     "num_requests_waiting",
+    "num_requests_leaving",
 )
 """Figures of the Scheduler that say what it waits for, ..."""
 _HOLDS = ("transfers_in_flight", "l1_locked_pages", "num_requests_running")
@@ -60,6 +61,12 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
     assert stops in ([], [len(output) - 1]), f"{name} went on after a stop token"
     if answer.ending == "length":
         assert len(output) == max_tokens, f"{name} has {len(output)} of {max_tokens} tokens"
+
+    if answer.ending == "handed_over":
+        assert submit.goes_on_elsewhere, f"{name} is to end here"
+        assert len(answer.tokens) == 1, f"{name} has {len(answer.tokens)} tokens, and goes on"
+        assert len(output) < max_tokens, f"{name} has all of its {max_tokens} tokens"
+        assert not stops, f"{name} goes on after a stop token"
 
     _check_prompt_logprobs(answer, name)
     if answer.tokens or answer.ending == "abort":

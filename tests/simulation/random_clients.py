@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HINTER = "hinter"
 _REFUSED = "BadRequest"
+HANDED_OVER = "handed_over"
 _RETRY_S = 0.03
 
 
@@ -44,6 +45,8 @@ class RandomClients:
         self._free: dict[str, list[RequestId]] = {name: [] for name in ("a", "b", _HINTER)}
         self._named: dict[Answer, RequestId] = {}
         """Open askings by which a name is taken."""
+        self._next = self
+        """The clients of the engine where what was begun at this one goes on."""
         self._links: list[ClientLink] = []
         """The links, of which the Scheduler may not have noticed the end."""
         self._at_risk: set[Answer] = set()
@@ -59,6 +62,10 @@ class RandomClients:
         cluster.on_ending = self._on_ending
         for _ in range(workload.num_requests):
             cluster.after(self._random.uniform(0, workload.span_s), self._send_new)
+
+    def hands_over_to(self, others: RandomClients) -> None:
+        """Let requests go on with these clients' engine once they have their first token."""
+        self._next = others
 
     def are_done(self) -> bool:
         """Everything was sent and has ended, or there is nobody any more to send it to."""
@@ -170,6 +177,7 @@ class RandomClients:
                 random.Random(f"{self._workload.seed} {self._num_sent} grammar"),
                 self._workload.grammar_fraction,
             )
+        may_leave = draw.random() < self._workload.hand_over_fraction
         message = with_retention(message, link, self._workload, self._cluster, draw)
         sent = replace(
             message,
@@ -177,6 +185,7 @@ class RandomClients:
             request_id=name,
             sampling=sampling,
             grammar=grammar,
+            goes_on_elsewhere=may_leave and not goes_on,
         )
         answer = self._cluster.submit(sent, client)
         self._note_sent(answer, name)
@@ -248,8 +257,24 @@ class RandomClients:
             self._cluster.after(
                 self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit)
             )
+        elif answer.ending == HANDED_OVER:
+            self._hand_over(answer)
         elif not self._follows_up(answer):
             self._num_pending -= 1
+
+    def _hand_over(self, answer: Answer) -> None:
+        """Ask the next engine for the rest; the own one if that has ended."""
+        there = self if self._next._cluster.is_ended else self._next
+        rest = replace(
+            answer.submit,
+            known_output=int32_array(answer.output),
+            goes_on_elsewhere=False,
+            sample_of=None,
+        )
+        self._num_pending -= 1
+        there._num_pending += 1
+        client = answer.link.name
+        self._cluster.after(self._random.uniform(0, _RETRY_S), lambda: there._submit(client, rest))
 
     def _follows_up(self, answer: Answer) -> bool:
         prompt = [*answer.submit.token_ids.tolist(), *answer.output]

@@ -111,6 +111,9 @@ class Workload:
     """Go by a grammar, which refuses most tokens."""
     sample_fraction: float = 0.0
     """The part of requests that are followed at once by one more sample of their prompt."""
+    hand_over_fraction: float = 0.0
+    """Ask for their first token alone, and for the rest at the next engine, if there are several.
+    """
     num_client_losses: int = 0
     hint_fraction: float = 0.2
     """The part of the requests that are announced by a prefetch, which may be aborted."""
@@ -183,6 +186,7 @@ def draw_workload(seed: int) -> Workload:
         logprob_fraction=random.Random(seed + 7).choice([0.0, 0.0, 0.2, 1.0]),
         sample_fraction=random.Random(seed + 8).choice([0.0, 0.0, 0.3]),
         grammar_fraction=random.Random(seed + 17).choice([0.0, 0.0, 0.5]),
+        hand_over_fraction=random.Random(seed + 20).choice([0.0, 0.0, 0.4]),
         num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
         num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
     )
@@ -304,6 +308,8 @@ def run_workload(workload: Workload, make_rank: MakeRank = SimulatedRank) -> Clu
     engines = _start_engines(workload, make_rank)
     first = engines[0]
     clients = [RandomClients(engine, workload, number) for number, engine in enumerate(engines)]
+    for former, own in zip([clients[-1], *clients], clients, strict=False):
+        former.hands_over_to(own)
     for number, (engine, own) in enumerate(zip(engines, clients, strict=True)):
         schedule_faults(engine, workload, own, number)
 

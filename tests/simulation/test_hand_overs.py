@@ -1,0 +1,124 @@
+"""Requests begin at one engine and go on at another, whoever dies meanwhile; mutants are found."""
+
+from dataclasses import replace
+
+import pytest
+
+from raydix.ids import ClientId, RequestId
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import FinishReason, SubmitRequest
+from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.scheduler.life.hand_overs import HandOvers
+from raydix.runtime.scheduler.request.request import RequestState
+from raydix.runtime.scheduler.steps import step_results
+from tests.simulation.cluster import Cluster
+from tests.simulation.faults import Faults
+from tests.simulation.node import Node
+from tests.simulation.shared_l2 import draw_pulling_workload, draw_shared_workload
+from tests.simulation.test_mutants import SMALL_L1, Case, find
+from tests.simulation.workload import BASE_SETTINGS, Workload, run_workload
+from tests.simulation.world import World
+
+DEATHS = Workload(
+    seed=0,
+    settings=replace(SMALL_L1, num_lanes=1),
+    num_engines=2,
+    l2_pages=40,
+    storage=None,
+    faults=Faults(copy_s=0.1, link_delay_s=0.0005, reconnect_s=0.5),
+    num_requests=20,
+    num_prefixes=6,
+    prefix_tokens=(24, 40),
+    max_output_tokens=8,
+    hand_over_fraction=0.8,
+    abort_fraction=0.2,
+    num_rank_kills=4,
+    num_host_kills=2,
+    num_scheduler_kills=4,
+    num_client_flaps=4,
+)
+"""Whoever has a part in a hand-over dies while copies are under way."""
+
+
+def waits_know_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request goes on when L2 has its pages, and never if L2 is lost or has no room for them."""
+
+    def tell(self: HandOvers, now_s: float) -> None:
+        for each in list(self._requests.leaving.values()):
+            if each.is_complete(self._view.keys):
+                self._answer(each, FinishReason.HANDED_OVER)
+
+    monkeypatch.setattr(HandOvers, "tell", tell)
+
+
+def leavers_outlive_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client that is gone has begun is kept until L2 has it."""
+
+    def keep(self: HandOvers, client_id: ClientId) -> None:
+        """Drop nothing."""
+
+    monkeypatch.setattr(HandOvers, "drop_all", keep)
+
+
+def leavers_count_as_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that goes on elsewhere ends as one that has all of its tokens."""
+    reason_of = step_results._finish_reason
+
+    def reason(request: RequestState, token_id: int) -> FinishReason | None:
+        found = reason_of(request, token_id)
+        return FinishReason.LENGTH if found is FinishReason.HANDED_OVER else found
+
+    monkeypatch.setattr(step_results, "_finish_reason", reason)
+
+
+CASES = [
+    Case(mutant=mutant, workload=DEATHS)
+    for mutant in (waits_know_no_end, leavers_outlive_their_client, leavers_count_as_complete)
+]
+
+
+@pytest.mark.part
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant.__name__)
+def test_mutant_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(case, monkeypatch)
+
+
+@pytest.mark.part
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_dies_in_a_hand_over_tokens_are_exact_and_nothing_is_held(seed: int) -> None:
+    run_workload(replace(DEATHS, seed=seed))
+
+
+@pytest.mark.part
+@pytest.mark.parametrize("seed", range(3))
+def test_split_requests_end_exactly_in_any_world(seed: int) -> None:
+    for draw in (draw_shared_workload, draw_pulling_workload):
+        run_workload(replace(draw(seed), hand_over_fraction=0.8))
+
+
+def test_the_second_engine_computes_only_the_last_page() -> None:
+    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None)
+    first, second = Cluster(node), Cluster(node)
+    prompt = [token % 7 for token in range(42)]
+
+    message = SubmitRequest(
+        asking=first.client("client").next_asking(),
+        request_id=RequestId("a"),
+        token_ids=int32_array(prompt),
+        sampling=DeviceSampling(seed=0),
+        max_tokens=4,
+    )
+
+    begun = first.submit(replace(message, goes_on_elsewhere=True))
+    first.run(lambda: begun.ending is not None)
+    rest = second.submit(
+        replace(
+            message,
+            asking=second.client("client").next_asking(),
+            known_output=int32_array(begun.tokens),
+        )
+    )
+    first.run(lambda: rest.ending is not None)
+
+    assert (begun.ending, rest.ending) == ("handed_over", "length")
+    assert rest.sources == {"l2": 40, "computed:partial_page": 2}
