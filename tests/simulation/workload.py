@@ -186,7 +186,6 @@ def draw_workload(seed: int) -> Workload:
         logprob_fraction=random.Random(seed + 7).choice([0.0, 0.0, 0.2, 1.0]),
         sample_fraction=random.Random(seed + 8).choice([0.0, 0.0, 0.3]),
         grammar_fraction=random.Random(seed + 17).choice([0.0, 0.0, 0.5]),
-        hand_over_fraction=random.Random(seed + 20).choice([0.0, 0.0, 0.4]),
         num_storage_flushes=random.Random(seed + 9).choice([0, 0, 2]),
         num_rank_hangs=random.Random(seed + 10).choice([0, 0, 0, 1, 3]),
     )

@@ -42,7 +42,7 @@ class HandOvers:
         """Wait until L2 has the pages of a request that has just ended, or as long as that pays."""
         num_pages = self._settings.reusable_pages(request.num_tokens)
         wanted = lane.backups.wanted_of(split_keys(request.chain.keys(num_pages)))
-        num_bringing = sum(not self._view.keys.has(*page) for page in wanted)
+        num_bringing = sum(not self._view.keys.is_told(*page) for page in wanted)
         num_tokens = min(num_bringing, num_pages) * self._settings.page_size
         wait_s = max(_LEAST_WAIT_S, self._rates.prefill.predict_s(num_tokens, now_s))
         lane.backups.hasten()

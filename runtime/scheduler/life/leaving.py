@@ -19,7 +19,7 @@ class HandOver:
     """Pages with their KV group, the next one last; each is there before any further one counts."""
 
     def is_complete(self, keys: Mirror) -> bool:
-        """Whether L2 has, or has had, all of its pages."""
-        while self.lacking and keys.has(*self.lacking[-1]):
+        """Whether L2 has said that it has all of its pages; others may ask for them then."""
+        while self.lacking and keys.is_told(*self.lacking[-1]):
             self.lacking.pop()
         return not self.lacking

@@ -1,5 +1,6 @@
 """Which pages are copied from L1 to L2, and when."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar

@@ -56,6 +56,11 @@ class Mirror:
             came = [key for key in ready if key not in known or key in expected]
         return came, [key for key in dropped if key in known and key not in expected]
 
+    def is_told(self, group: int, key: bytes) -> bool:
+        """Whether this page of a group was told to be there: its publication is no mere hope."""
+        short = key[:MIRROR_KEY_BYTES]
+        return short in self._groups[group] and short not in self._expected[group]
+
     def has_page(self, group: int, keys: bytes, page: int) -> bool:
         """Whether page `page` of a chain with these keys is there for a group."""
         start = page * KEY_BYTES
