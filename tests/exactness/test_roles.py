@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,13 @@ async def test_streams_go_on_when_either_side_is_killed_in_mid_hand_over(
     reference = references(Family.QWEN3)
     prompts = make_prompts(88, [120] * 24)
     names = {role: own_name(role) for role in ("prefill", "decode")}
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for role, name in names.items():
             config = engine_config(
                 reference.folder, role=role, cache={"l2": {"bytes_per_node": "8MiB"}}
             )
             handle = start_engine(config, name, supervision=IMPATIENT)
-            stack.callback(lambda handle=handle: asyncio.run(handle.shutdown()))
+            stack.push_async_callback(handle.shutdown)
 
         async with await AsyncService.connect(list(names.values())) as service:
             figures = service.routing_figures

@@ -55,7 +55,7 @@ def leavers_outlive_their_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a client that is gone has begun is kept until L2 has it."""
 
     def keep(self: HandOvers, client_id: ClientId) -> None:
-        """Drop nothing."""
+        """Nobody is dropped here."""
 
     monkeypatch.setattr(HandOvers, "drop_all", keep)
 
