@@ -1,6 +1,7 @@
 """The Scheduler's links to GPU actors and to HostMemory."""
 
 import logging
+import socket
 from collections.abc import Callable
 
 from raydix.ids import ConnectionId
