@@ -52,6 +52,7 @@ ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
         {"session_id": "s", "retention": {"end": True}},
     ),
     ("POST", "/cache/prefetches"): (TENANTS, {"prompt": "a"}),
+    ("GET", "/cache/prefetches/some"): (TENANTS, None),
     ("POST", "/cache/pins"): (TENANTS, {"prompt": "a"}),
     ("GET", "/cache/pins"): (TENANTS, None),
     ("DELETE", "/cache/pins"): (TENANTS, {"prompt": "a"}),
