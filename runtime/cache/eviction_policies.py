@@ -26,6 +26,10 @@ class Evictable(Protocol):
     def priority(self) -> int:
         """The best (lowest) priority of the requests that brought them."""
 
+    @property
+    def worth_s(self) -> float:
+        """How long after their last use they are worth keeping, as `ReuseChances` says."""
+
 
 PolicyKey = Callable[[Evictable, float], EvictionKey]
 """Gives a key to pages that count as used at some time."""
@@ -66,6 +70,11 @@ def priority(pages: Evictable, used_s: float) -> EvictionKey:
     return -pages.priority, used_s
 
 
+def reuse(pages: Evictable, used_s: float) -> EvictionKey:
+    """A key by which pages go first that have waited longest beyond what they are worth."""
+    return used_s + pages.worth_s
+
+
 EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
     EvictionPolicy.LRU: lru,
     EvictionPolicy.LFU: lfu,
@@ -74,6 +83,7 @@ EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
     EvictionPolicy.FILO: filo,
     EvictionPolicy.SLRU: slru,
     EvictionPolicy.PRIORITY: priority,
+    EvictionPolicy.REUSE: reuse,
 }
 
 

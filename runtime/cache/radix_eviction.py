@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from raydix.errors import AccountingError
+from raydix.ids import PageKey
 from raydix.runtime.cache.eviction import EvictionOrder
-from raydix.runtime.cache.eviction_policies import PolicyKey
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
+from raydix.runtime.cache.page_key import KEY_BYTES
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_forest import RadixForest
-from raydix.runtime.cache.radix_node import RadixNode, Victim
+from raydix.runtime.cache.radix_node import RadixNode, Victim, use_path
 from raydix.runtime.cache.radix_windows import RadixWindows
+from raydix.runtime.cache.reuse_chances import ReuseChances, kind_of
 from raydix.runtime.cache.standing import Standing
+from raydix.runtime.config.policies import EvictionPolicy
 
 
 class RadixEviction:
@@ -27,14 +31,15 @@ class RadixEviction:
         self,
         forest: RadixForest,
         windows: RadixWindows | None,
-        policy_key: PolicyKey,
+        policy: EvictionPolicy,
         reaches: Sequence[int | None],
     ) -> None:
         self.num_locked_pages = 0
         """Locked pages of every group but the WINDOW ones, over all paths."""
         self._forest = forest
         self._windows = windows
-        self._order = EvictionOrder(policy_key)
+        self._order = EvictionOrder(EVICTION_POLICIES[policy])
+        self._chances = ReuseChances() if policy is EvictionPolicy.REUSE else None
         self._num_groups = len(reaches)
         self._whole = [group for group, reach in enumerate(reaches) if reach is None]
         """The groups that lose no page without its leaf: FULL and LATENT ones."""
@@ -47,6 +52,45 @@ class RadixEviction:
                 self._order.discard(node)
             else:
                 self._order.note_use(node)
+
+    def lock_path(self, node: RadixNode, now_s: float) -> int:
+        """Lock a node and all above it for a request that uses them, and count a hit of each.
+
+        Returns how many requests have ended before in this chain, as far as is known.
+        """
+        chances = self._chances
+        if chances is not None:
+            chances.begin_request(now_s)
+        current: RadixNode | None = node
+        while current is not None:
+            if chances is not None and current.parent is not None:
+                chances.used_again(current.kind, current.last_use_s, current.num_pages)
+            self.lock(current)
+            current.use(now_s)
+            current = current.parent
+        return 0 if node.parent is None else node.turn + 1
+
+    def turn_of(self, keys: bytes, turn: int) -> int:
+        """Note that a request brings pages, in turn `turn` of its chain as far as the tree knows.
+
+        Returns the turn that it is in: the pages may be known from before.
+        """
+        if self._chances is None:
+            return turn
+        former = self._chances.come_back(PageKey(keys[:KEY_BYTES]))
+        return turn if former is None else max(turn, former + 1)
+
+    def use_path(self, node: RadixNode, priority: int, now_s: float, turn: int) -> None:
+        """Count a use of a node and of all above, by a request in its chain's turn `turn`."""
+        use_path(node, priority, now_s)
+        chances = self._chances
+        if chances is None:
+            return
+        current: RadixNode | None = node
+        while current is not None:
+            kind = kind_of(turn, node.end, current.num_hits)
+            current.value(kind, chances.worth_s(kind))
+            current = current.parent
 
     def unlock_path(self, node: RadixNode, last_step: int) -> None:
         """Take a lock off a node and off all nodes above it, once it pins no window any more."""
@@ -114,11 +158,10 @@ class RadixEviction:
 
         victims: list[Victim] = []
         while (
-            num_lacking > 0
-            and (leaf := self._order.first()) is not None
-            and leaf.last_step <= last_step
+            num_lacking > 0 and (leaf := self._first()) is not None and leaf.last_step <= last_step
         ):
             is_enough = leaf.num_pages > num_lacking
+            self._note_drop(leaf, min(leaf.num_pages, num_lacking))
             victim = self._cut(leaf, num_lacking) if is_enough else self._remove(leaf)
             num_lacking -= victim.num_pages
             victims.append(victim)
@@ -126,6 +169,24 @@ class RadixEviction:
         if self._windows is not None:
             self._evict_windows(self._windows, num_pages, last_step, victims)
         return victims
+
+    def _first(self) -> RadixNode | None:
+        """The leaf that goes next, by what its kind is worth now."""
+        while (leaf := self._order.first()) is not None and self._chances is not None:
+            worth_s = self._chances.worth_s(leaf.kind)
+            if worth_s <= leaf.worth_s:
+                break
+            leaf.value(leaf.kind, worth_s)
+            self._order.add(leaf)
+        return leaf
+
+    def _note_drop(self, leaf: RadixNode, num_pages: int) -> None:
+        if self._chances is None:
+            return
+        self._chances.dropped(leaf.kind, leaf.last_use_s, num_pages)
+        if num_pages == leaf.num_pages:
+            key = PageKey(leaf.keys[:KEY_BYTES])
+            self._chances.gone(key, leaf.kind, leaf.last_use_s, num_pages)
 
     def flush_some(self, walk: FlushWalk, num_nodes: int) -> list[Victim]:
         """Take a walk so many nodes further, or so many pages of windows; returns what went."""
@@ -221,3 +282,5 @@ class RadixEviction:
         if any(leaf.is_hollow for leaf in leaves):
             raise AccountingError("a leaf that no lock holds has no page in any group")
         self._order.check(leaves, nodes)
+        if self._chances is not None:
+            self._chances.check()

@@ -75,8 +75,7 @@ class RadixNode:
     num_locks: int = 0
     """The number of locks that end at this node or below."""
     last_step: int = 0
-    """The last step that may name the node's pages, of requests that have given back their locks.
-    """
+    """The last step of requests that have given back their locks that may name its pages."""
     is_left_behind: bool = False
     """Whether the last request that ended here went on with new pages, or none ever ended here."""
     ticket: int = 0
@@ -88,13 +87,17 @@ class RadixNode:
     num_inspected_children: int = 0
     """The number of the node's children that are inspected: once all are, it goes after them."""
     is_cut: bool = False
-    """Whether the node has lost pages of its end. It then grows no more, so that a match of the
-    lost pages stays refused.
+    """Whether it has lost pages of its end: it grows no more, so that matches of them are refused.
     """
     user: UserId | None = None
     """The only user whose requests have ended with pages of the node; None: none has."""
     standing: Standing | None = None
     """What is known of its next use, beside the last one."""
+    turn: int = 0
+    """The number of requests that had ended in its chain before the one that brought the node."""
+    kind: int = 0
+    worth_s: float = 0.0
+    """What its last use has made of it: a kind of pages, and how long that is worth keeping."""
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
     """The nodes below this one, by the packed tokens of their first page."""
 
@@ -139,6 +142,10 @@ class RadixNode:
         """Note a use of the node's pages."""
         self.last_use_s = now_s
         self.standing = None
+
+    def value(self, kind: int, worth_s: float) -> None:
+        """Note what a use makes of the node's pages."""
+        self.kind, self.worth_s = kind, worth_s
 
     def claim(self, user: UserId) -> None:
         """Note that a request of this user has ended with the node's pages."""
@@ -311,10 +318,7 @@ def new_root(identity: PageKey, num_groups: int, now_s: float) -> RadixNode:
 
 
 def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
-    """Move the pages of `node` before `end` into a new node above it, which is returned.
-
-    It has the same history and locks.
-    """
+    """Move the pages before `end` into a new node above, which is returned, with equal history."""
     assert node.parent is not None, "a root has no pages to split"
 
     num_upper = end - node.start
@@ -337,6 +341,9 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         is_left_behind=True,
         user=node.user,
         standing=node.standing,
+        turn=node.turn,
+        kind=node.kind,
+        worth_s=node.worth_s,
         is_inspected=node.is_inspected,
         num_inspected_children=int(node.is_inspected),
     )

@@ -24,7 +24,6 @@ from raydix.runtime.cache.radix_node import (
     Victim,
     count_shared_pages,
     join_page_ids,
-    use_path,
 )
 from raydix.runtime.cache.radix_retention import RadixRetention
 from raydix.runtime.cache.radix_windows import RadixWindows
@@ -59,6 +58,8 @@ class Lock:
     last_key: PageKey
     node: RadixNode | None = field(repr=False)
     """The deepest locked node; None once unlocked."""
+    turn: int = 0
+    """The number of requests that had ended in this chain before, as far as is known."""
 
 
 @dataclass(slots=True)
@@ -97,11 +98,10 @@ class RadixTree:
         self.num_groups = len(reaches)
         self.num_locks = 0
         self._page_bytes = page_size * TOKEN_BYTES
-        policy_key = EVICTION_POLICIES[eviction]
         self.forest = RadixForest(page_bytes=self._page_bytes, reaches=reaches)
         has_windows = any(reach is not None for reach in reaches)
-        self._windows = RadixWindows(reaches, policy_key) if has_windows else None
-        self._eviction = RadixEviction(self.forest, self._windows, policy_key, reaches)
+        self._windows = RadixWindows(reaches, EVICTION_POLICIES[eviction]) if has_windows else None
+        self._eviction = RadixEviction(self.forest, self._windows, eviction, reaches)
         self.retention = RadixRetention(self._eviction, self.forest)
 
     @property
@@ -155,15 +155,11 @@ class RadixTree:
             raise ValueError(f"num_pages is {num_pages}; expected 0 to {num_matched}")
         node = self._end_node(match, num_pages, now_s)
         self.num_locks += 1
-        current: RadixNode | None = node
-        while current is not None:
-            self._eviction.lock(current)
-            current.use(now_s)
-            current = current.parent
+        turn = self._eviction.lock_path(node, now_s)
         if self._windows is not None:
             self._windows.pin(node)
         last_key = match.last_key if num_pages == num_matched else node.last_key
-        return Lock(num_pages, last_key, node)
+        return Lock(num_pages, last_key, node, turn)
 
     def unlock(self, lock: Lock, *, last_step: int) -> None:
         """Give a lock back, for the sake of which no step after `last_step` names its pages.
@@ -191,16 +187,15 @@ class RadixTree:
         """Add the full pages of `packed_tokens`, which follow the locked prefix.
 
         The lock then reaches to their end, and what falls behind a window is protected no more.
-        `page_ids` and `keys` have one entry per full page; an id is 0 where a WINDOW group has
-        nothing. Pages that the tree has already are taken over from it, and it takes over those
-        that it lacks. A leaf that only this lock has ever used, and that has lost no end, grows in
-        place while the segment is the same. `priority` (lower is more important) also raises that
-        of the whole prefix. Raises ValueError if the lengths disagree.
+        `page_ids` and `keys` have one entry per full page, 0 where a WINDOW group has nothing.
+        Pages of which the tree has copies are taken from it, and it takes what it lacks. A leaf
+        that only this lock has ever used, and that has lost no end, grows in place while the
+        segment is the same. `priority` (lower is more important) also raises that of the whole
+        prefix. Raises ValueError if the lengths disagree.
         """
         node = locked = self._locked_node(lock)
         num_pages = len(packed_tokens) // self._page_bytes
         require_lengths(num_pages, self.num_groups, page_ids, keys)
-
         existing = self._descend(node, packed_tokens, num_pages)
         num_existing = 0
         for found in existing:
@@ -211,6 +206,7 @@ class RadixTree:
             num_existing, node = end, found
 
         if num_existing < num_pages:
+            lock.turn = self._eviction.turn_of(keys[num_existing * KEY_BYTES :], lock.turn)
             edge = packed_tokens[num_existing * self._page_bytes : num_pages * self._page_bytes]
             run = RadixNode(
                 parent=node,
@@ -224,17 +220,18 @@ class RadixTree:
                 created_s=now_s,
                 last_use_s=now_s,
                 priority=priority,
+                turn=lock.turn,
             )
             node = self._append(node, run)
 
-        use_path(node, priority, now_s)
+        self._eviction.use_path(node, priority, now_s, lock.turn)
         if self._windows is not None:
             self._windows.move_pin(locked, lock.num_pages, node)
         lock.node, lock.num_pages, lock.last_key = node, node.end, node.last_key
         if not num_existing:
             return Insertion(page_ids, 0)
-        runs = [found.page_ids for found in existing]
-        runs.append(tuple(ids[num_existing:] for ids in page_ids))
+        rest = tuple(ids[num_existing:] for ids in page_ids)
+        runs = [*[found.page_ids for found in existing], rest]
         return Insertion(join_page_ids(runs, num_pages), num_existing)
 
     def heal(
@@ -313,8 +310,7 @@ class RadixTree:
         self._eviction.check(nodes)
         if self._windows is not None:
             self._windows.check(nodes)
-        num_found = sum(root.num_locks for root in self.forest.roots)
-        if num_found != self.num_locks:
+        if (num_found := sum(root.num_locks for root in self.forest.roots)) != self.num_locks:
             raise AccountingError(f"locks: counted {self.num_locks}, found {num_found}")
 
     def _locked_node(self, lock: Lock) -> RadixNode:

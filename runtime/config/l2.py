@@ -4,9 +4,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from raydix.runtime.config.evictions import UnlearnedEviction
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.pull import PullSection
-from raydix.runtime.config.values import Choice, Seconds, Section, Size
+from raydix.runtime.config.values import Seconds, Section, Size
 
 
 class L2Section(Section):
@@ -30,7 +31,7 @@ class L2Section(Section):
         description="cpu only: size of the arena as a multiple of the node's L1. "
         "Default on cpu: 4.0.",
     )
-    eviction: Choice[EvictionPolicy] = Field(
+    eviction: UnlearnedEviction = Field(
         EvictionPolicy.LRU, description="Which pages leave the arena first."
     )
     pull: PullSection | None = Field(

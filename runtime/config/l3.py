@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from raydix.runtime.config.evictions import UnlearnedEviction
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.values import (
-    Choice,
     Fraction,
     Seconds,
     SecretOptions,
@@ -37,9 +37,7 @@ class BoundedL3Section(StoreSection):
     max_bytes: Size = Field(
         2**30, description="Most bytes of objects, over all models; the least used go."
     )
-    eviction: Choice[EvictionPolicy] = Field(
-        EvictionPolicy.LRU, description="Which objects go first."
-    )
+    eviction: UnlearnedEviction = Field(EvictionPolicy.LRU, description="Which objects go first.")
 
 
 Access = Annotated[

@@ -29,6 +29,7 @@ class EvictionPolicy(StrEnum):
     FILO = "filo"
     SLRU = "slru"
     PRIORITY = "priority"
+    REUSE = "reuse"
 
 
 class KvDtype(StrEnum):

@@ -55,6 +55,7 @@ class PageRun:
     """The first of `pages` that may not have left."""
     entry: "OrderEntry[PageRun] | None" = None
     priority: int = 0
+    worth_s: float = 0.0
 
     def is_free_for(self, user: UserId) -> bool:
         """Whether a user may make the pages its own."""

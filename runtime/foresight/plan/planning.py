@@ -240,6 +240,9 @@ def _replay_tier(
     """What a tier finds at each size; each that holds a block becomes a point, too."""
     make = TreeTier if tier == "L1" else HostTier
     eviction = counted.question.eviction
+    if tier != "L1" and eviction is EvictionPolicy.REUSE:
+        # Only L1 learns; no configuration gives that policy to another tier.
+        eviction = EvictionPolicy.LRU
     for size in sizes:
         # What holds every block has no use for more; there is none if all prompts are shorter.
         num_blocks = min(size.num_blocks, counted.num_distinct)

@@ -44,6 +44,7 @@ def hit(cache: Cache, tokens: list[int]) -> None:
         (EvictionPolicy.LFU, touch, "BCA"),
         (EvictionPolicy.SLRU, hit, "BCA"),
         (EvictionPolicy.PRIORITY, touch, "BCA"),
+        (EvictionPolicy.REUSE, touch, "BCA"),
     ],
 )
 def test_each_policy_orders_leaves(
