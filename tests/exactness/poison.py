@@ -85,7 +85,7 @@ def _gpu_page(engine: InProcessEngine, prompt: Prompt, group: int) -> torch.Tens
     assert gpu is not None
     tree = scheduler.plain._core._lanes[0].l1.tree
     page_id = int(tree.match(root_key(), pack_tokens(prompt)).page_ids[group][_last_page(prompt)])
-    return gpu.plain._model.runner._pools[group][page_id]
+    return gpu.plain._serving().model.runner._pools[group][page_id]
 
 
 def poison_rank(

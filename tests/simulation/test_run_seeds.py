@@ -21,6 +21,6 @@ def test_help_and_wrong_arguments_end_in_a_usage_line(
 
     printed = capsys.readouterr()
     assert ended.value.code == status
-    assert "usage: run_seeds [-h] [--shared | --pulling | --standing] FIRST STOP" in (
+    assert "usage: run_seeds [-h] [--shared | --pulling | --standing | --sleeping]" in (
         printed.out + printed.err
     )

@@ -51,6 +51,7 @@ class Endings:
         """End a request that goes on at another engine, which its client is told in a while."""
         self.finish(request, FinishReason.HANDED_OVER)
         self._hand_overs.begin(lane, request, now_s)
+        lane.backups.hasten()
 
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
         """End a request badly and tell its client, unless that is gone."""

@@ -45,7 +45,6 @@ class HandOvers:
         num_bringing = sum(not self._view.keys.is_told(*page) for page in wanted)
         num_tokens = min(num_bringing, num_pages) * self._settings.page_size
         wait_s = max(_LEAST_WAIT_S, self._rates.prefill.predict_s(num_tokens, now_s))
-        lane.backups.hasten()
 
         hand_over = HandOver(
             request_id=request.request_id,

@@ -56,6 +56,7 @@ def test_the_schema_is_json_with_every_section(
         "experts",
         "cache",
         "scheduler",
+        "role",
         "ray",
     }
 

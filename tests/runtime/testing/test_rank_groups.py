@@ -84,7 +84,7 @@ async def kill(rank: InProcessActor) -> None:
 
 
 async def break_link(rank: InProcessActor) -> None:
-    link = rank.plain._link
+    link = rank.plain._serving()._link
     assert link is not None, "it serves"
     link.close()
 
