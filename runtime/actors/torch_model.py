@@ -3,12 +3,15 @@
 import gc
 import itertools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from raydix.errors import ConfigError
 from raydix.kernels.fixed_order.choice import choose_fixed_ops
 from raydix.kernels.ops import choose_ops, import_gpu_ops
 from raydix.moe.bank import ExpertBank
@@ -158,6 +161,19 @@ def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | N
     return None if place.meeting is None else Path(f"{place.meeting}-lane{lane}-{purpose}")
 
 
+@contextmanager
+def _room_wanted() -> Iterator[None]:
+    """Raise ConfigError if the device has too little memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"The device has no room for pages and graphs ({error}). Put the engine that uses it "
+            "to sleep first, or give this one less memory."
+        ) from error
+
+
+@_room_wanted()
 def _prepare(
     config: EngineConfig,
     loaded: LoadedModel,
@@ -169,7 +185,10 @@ def _prepare(
     halving: Halving,
     kernels: FirstTimes,
 ) -> GpuModel:
-    """Make the pools, then capture graphs, as `LoadedGpuModel.prepare` says."""
+    """Make the pools, then capture graphs, as `LoadedGpuModel.prepare` says.
+
+    Raises ConfigError if there is no room.
+    """
     # The thread may be another one than that which loaded.
     _enter_thread(device)
     with phase(logger, "pools made"):

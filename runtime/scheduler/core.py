@@ -122,7 +122,7 @@ class SchedulerCore:
         if self._requests.left_grammars:
             self._grammars.drop_left()
         self._sleep.advance(now_s)
-        num_left = self._placing.place_some(now_s, is_awake=self._sleep.is_awake)
+        num_left = self._placing.place_some(now_s, until_s=self._sleep.placed_until_s)
         if self._requests.hints and not self._requests.unplaced:
             self._hints.look_up_some(num_left, now_s)
         self._life.look_up_due()
@@ -269,6 +269,7 @@ class SchedulerCore:
             lanes=self._lanes,
             source=self._source,
             rates=self._rates,
+            sleep=self._sleep,
             timers=self._timers,
             outbox=self._outbox,
         )

@@ -19,8 +19,14 @@ from raydix.runtime.scheduler.page_news import shared_state
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.settings import SchedulerSettings
+from raydix.runtime.scheduler.sleep import Sleep
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Alarm, Timers
+
+_ASLEEP_S = 86_400.0
+"""What a request waits as far as is told while the engine sleeps, or is about to: nobody knows how
+long. So none is sent there that another engine can answer.
+"""
 
 
 @dataclass(slots=True)
@@ -50,11 +56,13 @@ class RoutingNews:
         lanes: Sequence[Lane],
         source: KvSource,
         rates: Rates,
+        sleep: Sleep,
         timers: Timers,
         outbox: Outbox,
     ) -> None:
         self._settings = settings
         self._keys = keys
+        self._sleep = sleep
         self._requests, self._lanes, self._source = requests, lanes, source
         self._rates, self._timers, self._outbox = rates, timers, outbox
         self._clients: dict[ClientId, _Client] = {}
@@ -135,8 +143,8 @@ class RoutingNews:
             note(now_s)
 
     def _report(self, client: _Client, now_s: float) -> NodeReport | None:
-        """The load as it is; None if no lane has its ranks, so that nobody knows."""
-        busy_s = self._busy_s(now_s)
+        """The load as it is; None if no lane of an engine awake has its ranks: nobody knows."""
+        busy_s = self._busy_s(now_s) if self._sleep.is_awake else _ASLEEP_S
         if busy_s is None:
             return None
         return NodeReport(

@@ -19,7 +19,9 @@ from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Alarm, Timers
 
 _BACKUP_PATIENCE_S = 10.0
-"""Seconds for which no page may leave the queue of backups before what is left counts as lost."""
+"""Seconds for which no page may leave the queue of backups before what is left counts as lost: as
+long as a HostMemory that has died may take to come back.
+"""
 _MAX_REFUSED = 256
 """The most requests that one event refuses because they have waited for the wake too long."""
 
@@ -86,6 +88,9 @@ class Sleep:
         self._timers = timers
         self._outbox = outbox
         self._with_weights = False
+        """Whether the weights are to go, too, as whoever asked for most has it."""
+        self._gave_weights = False
+        """Whether the latest order to give memory back has named the weights."""
         self._has_given_back = phase is Phase.ASLEEP
         self._is_wanted_awake = False
         """Whether somebody wants the engine awake as soon as it sleeps."""
@@ -102,12 +107,30 @@ class Sleep:
         return self.phase is Phase.AWAKE
 
     @property
+    def placed_until_s(self) -> float:
+        """The time up to which requests must have arrived to get lanes now.
+
+        Those that the engine had when it was told to sleep are answered first, also if their ranks
+        are lost meanwhile.
+        """
+        match self.phase:
+            case Phase.AWAKE:
+                return math.inf
+            case Phase.DRAINING:
+                return self._since_s
+            case _:
+                return -math.inf
+
+    @property
     def ranks_may_leave(self) -> bool:
         """Whether a rank whose link closes does what it was asked to."""
         return self.phase in (Phase.GIVING_BACK, Phase.ASLEEP)
 
     def fall_asleep(self, *, with_weights: bool, now_s: float) -> None:
-        """Begin to sleep; one that sleeps, or is about to, goes on with that."""
+        """Begin to sleep; one that sleeps, or is about to, goes on with that.
+
+        Weights that it has kept so far go as well if they are to.
+        """
         self._is_wanted_awake = False
         match self.phase:
             case Phase.AWAKE:
@@ -117,10 +140,13 @@ class Sleep:
                 # Nothing has run since: what has been taken goes back.
                 self._with_weights = with_weights
                 self._give_back()
+            case Phase.ASLEEP if with_weights and not self._gave_weights:
+                self._with_weights = True
+                self._give_back()
             case Phase.ASLEEP:
                 self._outbox.emit(PhaseReached(phase=self.phase))
             case Phase.DRAINING | Phase.BACKING_UP | Phase.GIVING_BACK:
-                pass
+                self._with_weights |= with_weights
 
     def wake(self) -> None:
         """Begin to wake; what has not been given back stays as it is."""
@@ -147,7 +173,7 @@ class Sleep:
                 # The engine is about to stop: that is not to wait for a wake.
                 self._enter(Phase.AWAKE)
                 return
-            self._end_promotions()
+            self._end_returns()
         while (following := next_phase(self.phase, self._progress(now_s))) is not self.phase:
             self._move_to(following, now_s)
         if not self.is_awake:
@@ -157,13 +183,14 @@ class Sleep:
         match phase:
             case Phase.BACKING_UP:
                 self.phase = phase
-                for lane in self._lanes:
-                    lane.back_up_all()
-                self._fewest_left, self._fewest_since_s = self._num_waiting_pages(), now_s
+                self._offer_all(now_s)
             case Phase.GIVING_BACK:
                 self._give_back()
             case Phase.ASLEEP if self._is_wanted_awake:
                 self._take_again()
+            case Phase.ASLEEP if self._with_weights and not self._gave_weights:
+                # Somebody has asked for more while the order was carried out.
+                self._give_back()
             case _:
                 self._enter(phase)
 
@@ -173,6 +200,7 @@ class Sleep:
 
     def _give_back(self) -> None:
         self.phase, self._has_given_back = Phase.GIVING_BACK, False
+        self._gave_weights = self._with_weights
         order = GiveBack(with_weights=self._with_weights, num_lost_pages=self._num_waiting_pages())
         self._outbox.emit(order)
 
@@ -190,17 +218,25 @@ class Sleep:
             are_all_there=all(group.is_attached for group in groups),
             are_all_gone=not any(group.attached for group in groups),
             has_given_back=self._has_given_back,
-            is_busy=is_busy or bool(self._source.leases),
+            is_busy=is_busy or bool(self._source.leases) or self._has_left_to_place(),
             num_to_back_up=self._num_to_back_up(now_s),
         )
+
+    def _has_left_to_place(self) -> bool:
+        """Whether a request is to be answered first that has no lane, or has lost it."""
+        until_s = self.placed_until_s
+        return any(each.arrival_s <= until_s for each in self._requests.unplaced.values())
 
     def _num_waiting_pages(self) -> int:
         return sum(len(lane.backups) for lane in self._lanes)
 
     def _num_to_back_up(self, now_s: float) -> int:
-        """The pages that wait for their copy; none if L2 is away, or takes none for too long."""
-        if self.phase is not Phase.BACKING_UP or not self._source.view.is_usable:
+        """The pages that wait for their copy; none if L2 takes none for too long."""
+        if self.phase is not Phase.BACKING_UP or not self._settings.has_host_memory:
             return 0
+        if not (self._source.view.is_usable or self._num_waiting_pages()):
+            # What a HostMemory was to get that has died is forgotten: the next one is to get it.
+            self._offer_all(now_s)
         num_left = self._num_waiting_pages()
         if num_left < self._fewest_left:
             self._fewest_left, self._fewest_since_s = num_left, now_s
@@ -211,21 +247,33 @@ class Sleep:
             self._look_again(due_s, now_s)
         return num_left
 
-    def _end_promotions(self) -> None:
-        """Load nothing ahead of its request any more: that would end with L1."""
+    def _offer_all(self, now_s: float) -> None:
+        for lane in self._lanes:
+            lane.back_up_all()
+        self._fewest_left, self._fewest_since_s = self._num_waiting_pages(), now_s
+
+    def _end_returns(self) -> None:
+        """Load nothing for sessions to come: that would end with L1.
+
+        What is loaded for requests that wait goes on, as they are answered first: a prompt that
+        goes through L2 by turns would never come whole without.
+        """
         for lane in self._lanes:
             for promotion in lane.promotions.all():
-                lane.promotions.end(promotion.request_id)
+                if promotion.returns is not None:
+                    lane.promotions.end(promotion.request_id)
 
     def _refuse_late(self, now_s: float) -> None:
         """End requests that have waited for the wake as long as they may."""
-        for request in list(self._requests.unplaced.values())[:_MAX_REFUSED]:
+        placed_s = self.placed_until_s
+        left = [each for each in self._requests.unplaced.values() if each.arrival_s > placed_s]
+        for request in left[:_MAX_REFUSED]:
             due_s = self._wait_until_s(request)
             if now_s < due_s:
                 self._look_again(due_s, now_s)
                 return
             self._endings.fail_as(request, self._refusal())
-        if self._requests.unplaced:
+        if len(left) > _MAX_REFUSED:
             self._timers.add(now_s)
 
     def _wait_until_s(self, request: RequestState) -> float:

@@ -19,16 +19,14 @@ from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cuda_peers import CudaPeers, PeerAddresses
 from raydix.runtime.tiers.gpu_pool import make_pools
 
-_GROUP_NAME = "raydix-pools"
-"""The name by which torch knows the group in this process, where an engine has one rank."""
-
 
 def meet_on_cuda(
-    shard: KvShard, num_pages: Sequence[int], device: torch.device, store: Store
+    shard: KvShard, num_pages: Sequence[int], device: torch.device, store: Store, name: str
 ) -> tuple[tuple[Tensor, ...], CudaPeers]:
     """Make this rank's pools and map those of all others, which all call this at once.
 
-    The calling thread is on `device`. Raises ConfigError if peers cannot be reached.
+    The calling thread is on `device`. `name`: of this meeting, as torch knows the ranks in each
+    process; it knows no name twice. Raises ConfigError if peers cannot be reached.
     """
     ranks = StoreGroup("pools", store, shard.rank, shard.num_ranks)
     places = ranks.swap((os.getpid(), device.index))
@@ -42,7 +40,7 @@ def meet_on_cuda(
         _enable_access(device, torch.device("cuda", peer))
 
     memory: _PlainMemory | _MappedMemory
-    memory = _PlainMemory(device) if len(pids) == 1 else _MappedMemory(shard, device, store)
+    memory = _PlainMemory(device) if len(pids) == 1 else _MappedMemory(shard, device, store, name)
     pools = make_pools(shard, num_pages, device, memory.make_pool)
     counters = memory.zeros((shard.num_ranks,), torch.int32)
     torch.cuda.synchronize(device)
@@ -85,9 +83,10 @@ class _PlainMemory:
 class _MappedMemory:
     """Memory of a rank that has a process of its own, which sees the devices of all ranks."""
 
-    def __init__(self, shard: KvShard, device: torch.device, store: Store) -> None:
+    def __init__(self, shard: KvShard, device: torch.device, store: Store, name: str) -> None:
         self._device = device
-        self._group = name_group(_GROUP_NAME, store, shard.rank, shard.num_ranks)
+        self._name = name
+        self._group = name_group(name, store, shard.rank, shard.num_ranks)
         self._mappings: list[object] = []
         """The mappings of peers' memory, which stays mapped as long as these live."""
 
@@ -102,7 +101,7 @@ class _MappedMemory:
 
     def map(self, ranks: StoreGroup, tensor: Tensor) -> list[int]:
         """The addresses of this tensor of all ranks."""
-        mapping = _SymmetricMemory.rendezvous(tensor, _GROUP_NAME)
+        mapping = _SymmetricMemory.rendezvous(tensor, self._name)
         self._mappings.append(mapping)
         return list(mapping.buffer_ptrs)
 

@@ -58,7 +58,8 @@ def make_peer_pools(
     # Imported here: the kernels need Triton.
     from raydix.runtime.tiers.cuda_meeting import meet_on_cuda
 
-    pools, peers = meet_on_cuda(shard, num_pages, device, store)
+    # A rank that sleeps and wakes meets the others once more, within the same process.
+    pools, peers = meet_on_cuda(shard, num_pages, device, store, file.name)
     return PeerPools(pools=pools, cuda=peers)
 
 

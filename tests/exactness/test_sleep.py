@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+import torch
 
 from raydix.errors import EngineAsleep
+from raydix.runtime.actors import torch_model
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
@@ -89,10 +91,13 @@ async def test_requests_that_wait_too_long_for_the_wake_are_refused(
         assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
 
 
-async def test_ranks_that_share_a_lane_sleep_and_wake_together(references: References) -> None:
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp": 2, "ep": 2}])
+async def test_ranks_that_step_together_sleep_and_wake_together(
+    parallel: dict[str, int], references: References
+) -> None:
     reference = references(Family.DEEPSEEK_V3)
     expected = reference.expect(PROMPTS)
-    config = engine_config(reference.folder, parallel={"tp": 2})
+    config = engine_config(reference.folder, parallel=parallel)
     async with in_process_engine(config) as engine:
         for _ in range(2):
             await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
@@ -119,5 +124,22 @@ async def test_sleep_twice_and_wake_twice_change_nothing(references: References)
         second = await engine.fall_asleep(False)
         assert first == second
         await engine.wake()
+        await engine.wake()
+        assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
+
+
+async def test_an_engine_without_room_for_its_pages_sleeps_on_and_wakes_later(
+    references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_arguments: object, **_options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    config = engine_config(references(Family.QWEN3).folder)
+    async with in_process_engine(config) as engine:
+        await engine.fall_asleep(False)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_model, "make_peer_pools", is_full)
+            with pytest.raises(EngineAsleep, match="no room for"):
+                await engine.wake()
         await engine.wake()
         assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)

@@ -39,8 +39,8 @@ def requests_get_lanes_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes while the engine sleeps is placed as ever."""
     place = Placing.place_some
 
-    def place_always(self: Placing, now_s: float, *, is_awake: bool) -> int:
-        return place(self, now_s, is_awake=True)
+    def place_always(self: Placing, now_s: float, *, until_s: float) -> int:
+        return place(self, now_s)
 
     monkeypatch.setattr(Placing, "place_some", place_always)
 

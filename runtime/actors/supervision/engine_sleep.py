@@ -63,7 +63,7 @@ class EngineSleep:
                         await serving.call("ranks_gave_back")
                     case TakeAgain():
                         if not await self._take_again(gpus, start_rank):
-                            await serving.call("stay_asleep", True)
+                            await _stay_asleep(scheduler, serving)
                     case _:
                         assert_never(order)
                 continue
@@ -118,12 +118,12 @@ class EngineSleep:
     async def _take_again(self, gpus: Sequence[Keeper], start_rank: StartRank) -> bool:
         """Have every rank take its memory and serve. False: one cannot, and none does."""
         self._problem = None
-        self._may_start.set()
+        # Before any of those that have ended goes on to its next incarnation.
         starts = [
-            asyncio.create_task(_start(rank, keeper, start_rank))
+            asyncio.create_task(_start(rank, keeper, keeper.incarnation, start_rank))
             for rank, keeper in enumerate(gpus)
-            if keeper.actor is not None
         ]
+        self._may_start.set()
         try:
             for start in asyncio.as_completed(starts):
                 await start
@@ -141,10 +141,20 @@ class EngineSleep:
         return True
 
 
-async def _start(rank: int, keeper: Keeper, start_rank: StartRank) -> None:
-    """Start one rank. One that ends meanwhile is made again as ever."""
-    actor, incarnation = keeper.actor, keeper.incarnation
+async def _stay_asleep(scheduler: Keeper, serving: RunningActor) -> None:
+    """Tell the Scheduler that has ordered a wake that the ranks sleep on."""
+    try:
+        await serving.call("stay_asleep", True)
+    except EngineDead:
+        # The next one may have been told that ranks come, for which it would wait for ever.
+        await scheduler.end("the ranks sleep on")
+
+
+async def _start(rank: int, keeper: Keeper, incarnation: int, start_rank: StartRank) -> None:
+    """Start one rank that sleeps as this incarnation. One that ends meanwhile is made again."""
+    actor = keeper.actor
     if actor is None:
+        await _start_anew(keeper, incarnation + 1)
         return
     try:
         await start_rank(rank, actor)
@@ -156,6 +166,23 @@ async def _start(rank: int, keeper: Keeper, start_rank: StartRank) -> None:
         keeper.fail(EngineDead(f"it cannot serve again: {error!r:.300}"), incarnation)
 
 
+async def _start_anew(keeper: Keeper, incarnation: int) -> None:
+    """Wait until a rank serves that had ended asleep. Raises EngineAsleep if this one ends, too.
+
+    Its device may be another engine's: it would end again and again, and the engine for that.
+    """
+    serves = asyncio.ensure_future(keeper.serving())
+    ends = asyncio.ensure_future(keeper.gone(incarnation))
+    try:
+        await asyncio.wait({serves, ends}, return_when=asyncio.FIRST_COMPLETED)
+        if not serves.done():
+            raise EngineAsleep(f"{keeper.label} cannot be started again: {keeper.last_error}")
+    finally:
+        serves.cancel()
+        ends.cancel()
+        await asyncio.gather(serves, ends, return_exceptions=True)
+
+
 async def _give_back(keeper: Keeper, order: GiveBack) -> dict[str, int]:
     nothing = {"held_bytes": 0, "left_bytes": 0}
     if keeper.actor is None:
@@ -164,5 +191,10 @@ async def _give_back(keeper: Keeper, order: GiveBack) -> dict[str, int]:
     try:
         given: dict[str, int] = await keeper.actor.call("give_back", order.with_weights)
     except EngineDead:
+        return nothing
+    except Exception as error:  # noqa: BLE001  whatever the device or the node's memory raises
+        # Its memory goes with it, and it reads its checkpoint again at the wake.
+        logger.error("%s cannot give its memory back, and ends: %r", keeper.label, error)
+        await keeper.end("the engine sleeps")
         return nothing
     return given

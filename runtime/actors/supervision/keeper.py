@@ -55,6 +55,8 @@ class Keeper:
         self.incarnation = 0
         self.actor: RunningActor | None = None
         """The incarnation that serves; None while there is none."""
+        self.last_error: Exception | None = None
+        """Why the last incarnation ended."""
 
         self._make = make
         self._bring_up = bring_up
@@ -134,11 +136,11 @@ class Keeper:
         while True:
             await self._may_start()
             self.incarnation += 1
-            error = await self._live()
-            if not self._has_served and isinstance(error, RaydixError):
+            error = self.last_error = await self._live()
+            was_asked = isinstance(error, AskedToEnd)
+            if not (self._has_served or was_asked) and isinstance(error, RaydixError):
                 raise error
 
-            was_asked = isinstance(error, AskedToEnd)
             delay_s = 0.0 if was_asked else self._history.record(time.monotonic())
             if delay_s is None:
                 raise EngineDead(

@@ -1,7 +1,8 @@
 """Which lane takes a request: a new one, or one whose lane has lost its ranks."""
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.recent_prefixes import RecentPrefixes
@@ -54,16 +55,14 @@ class Placing:
         self._last_lanes = LastPlaces()
         self._prefixes = RecentPrefixes(_NUM_RECENT_PAGES)
 
-    def place_some(self, now_s: float, *, is_awake: bool) -> int:
+    def place_some(self, now_s: float, *, until_s: float = math.inf) -> int:
         """Hash page keys of requests without a lane, oldest first, and place those that are done.
 
-        The number per event is bounded; returns how many more keys the event may hash. Nobody is
-        placed while the engine is not awake.
+        The number per event is bounded; returns how many more keys the event may hash. Those that
+        have come after `until_s` are passed over: the engine is not awake for them.
         """
-        if not is_awake:
-            return _MAX_HASHED_PAGES
         num_left, num_sought = _MAX_HASHED_PAGES, 0
-        for request in list(itertools.islice(self._requests.unplaced.values(), _MAX_PLACED)):
+        for request in list(itertools.islice(self._to_place(until_s), _MAX_PLACED)):
             if num_sought >= _MAX_SOUGHT_PAGES:
                 break
             chain = request.chain
@@ -76,9 +75,13 @@ class Placing:
             self._place(request, now_s)
             num_sought += num_full * len(self._lanes)
 
-        if self._requests.unplaced:
+        if next(self._to_place(until_s), None) is not None:
             self._timers.add(now_s)
         return num_left
+
+    def _to_place(self, until_s: float) -> Iterator[RequestState]:
+        unplaced = self._requests.unplaced.values()
+        return (request for request in unplaced if request.arrival_s <= until_s)
 
     def _compare(self, request: RequestState, keys: bytes) -> None:
         """Note how much of a prompt earlier ones began with, and remember it for later ones."""

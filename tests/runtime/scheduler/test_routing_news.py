@@ -10,6 +10,7 @@ from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.messages.routing import EngineNews, FollowEngine, NodeReport
 from raydix.runtime.scheduler import events, key_news
 from raydix.runtime.scheduler.load_report import INTERVAL_S, LEAST_S
+from raydix.runtime.scheduler.phase import Phase
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 from tests.runtime.scheduler.test_followers import PROMPT, keys_of
 
@@ -64,6 +65,14 @@ def report_of(told: list[EngineNews]) -> NodeReport:
     [news] = told
     assert news.report is not None
     return news.report
+
+
+def asked_later(driver: RoutedDriver) -> NodeReport:
+    """The last report, once it is time for another one."""
+    driver.wait(INTERVAL_S)
+    driver.ask()
+    driver.wait(INTERVAL_S)
+    return [news.report for news in driver.told if news.report is not None][-1]
 
 
 def test_the_first_answer_comes_at_once_and_tells_all_that_there_is() -> None:
@@ -196,3 +205,21 @@ def test_figures_tell_the_time_that_a_request_would_wait_as_reports_do() -> None
     report = report_of(driver.ask())
     assert report.busy_s > 0.0
     assert driver.core.stats()["prompt_wait_s"] == report.busy_s
+
+
+def test_an_engine_that_sleeps_or_is_about_to_tells_that_requests_wait_there() -> None:
+    driver = RoutedDriver()
+    driver.ask()
+    driver.submit(PROMPT, max_tokens=8)
+    driver.send(events.FallAsleep(with_weights=False))
+    assert asked_later(driver).busy_s > 3600
+
+    driver.run()
+    driver.lose_rank(0)
+    driver.send(events.RanksGaveBack())
+    assert driver.core.phase is Phase.ASLEEP
+    assert asked_later(driver).busy_s > 3600
+
+    driver.send(events.WakeUp())
+    driver.attach_rank(0)
+    assert asked_later(driver).busy_s < 1

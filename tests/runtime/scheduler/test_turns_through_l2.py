@@ -11,6 +11,7 @@ from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import CoreDriver
 from tests.runtime.scheduler.keys import mirror_keys
@@ -224,6 +225,22 @@ def test_request_that_can_run_ends_the_promotion_but_not_the_turns() -> None:
     driver.run()
     assert driver.answers[name].ending == "length"
     require_all_given_back(driver)
+
+
+@pytest.mark.parametrize("after_s", [0.001, 0.05])
+def test_an_engine_that_is_to_sleep_lets_turns_end_first(after_s: float) -> None:
+    cluster = narrow_cluster()
+    serve(cluster, "cold", LONG)
+    flush(cluster)
+    ask(cluster, "warm", LONG)
+    order = events.FallAsleep(with_weights=False)
+    cluster.after(after_s, lambda: cluster.to_core(order))
+    cluster.run(lambda: cluster.core.phase is Phase.ASLEEP)
+    check_answers(cluster)
+    assert cluster.answers["warm"].sources == {  # type: ignore[index]
+        "l3": 96,
+        "computed:partial_page": 1,
+    }
 
 
 @pytest.mark.parametrize("after_s", [0.001, 0.01, 0.02, 0.05, 0.1])

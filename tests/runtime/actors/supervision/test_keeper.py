@@ -128,6 +128,20 @@ async def test_an_actor_that_ends_for_anothers_sake_is_not_given_up() -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_an_actor_that_is_to_end_before_it_has_ever_served_is_started_later() -> None:
+    bench = Bench()
+    bench.hangs_in_make = True
+    task = asyncio.create_task(bench.keeper.run())
+    await until(lambda: bench.keeper.incarnation == 1)
+    await asyncio.sleep(0)
+    bench.hangs_in_make = False
+    await bench.keeper.end("the engine sleeps")
+    await bench.keeper.serving()
+    assert bench.keeper.incarnation == 2
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_stall_of_the_keepers_own_loop_is_not_the_actors_silence() -> None:
     bench = Bench()
     task = asyncio.create_task(bench.keeper.run())
@@ -169,7 +183,8 @@ async def test_an_actor_that_is_never_made_counts_as_ended_and_can_be_condemned(
     task = asyncio.create_task(bench.keeper.run())
     await until(lambda: bench.keeper.incarnation == 1)
     await asyncio.sleep(0)
+    bench.keeper.condemn("tired of waiting")
     with pytest.raises(EngineDead, match="tired of waiting"):
-        await asyncio.gather(bench.keeper.end("tired of waiting"), task)
+        await asyncio.gather(bench.keeper.gone(1), task)
     assert bench.num_left_in_make == 1
     assert bench.made == []

@@ -1,0 +1,123 @@
+"""What a core does that is told to sleep: whom it answers first, and what it has given back."""
+
+from collections.abc import Iterable
+
+from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.events import Effect, FallAsleep, GiveBack, PhaseReached
+from raydix.runtime.scheduler.phase import Phase
+from tests.runtime.scheduler.core_driver import BASE, CoreDriver
+
+PAGES_ALONE, ALL = FallAsleep(with_weights=False), FallAsleep(with_weights=True)
+GAVE_BACK = events.RanksGaveBack()
+
+
+class SleepyDriver(CoreDriver):
+    """Keeps, besides, how many pages were lost with each order to give memory back."""
+
+    def __init__(self) -> None:
+        super().__init__(has_host_memory=True, write_policy=WritePolicy.WRITE_BACK)
+        self.num_lost: list[int] = []
+        handle = self.core.handle
+
+        def handle_and_note(event: events.Event, now_s: float) -> list[Effect]:
+            effects = handle(event, now_s)
+            self.num_lost += [each.num_lost_pages for each in effects if isinstance(each, GiveBack)]
+            return effects
+
+        self.core.handle = handle_and_note  # type: ignore[method-assign]
+
+
+def orders(effects: Iterable[Effect]) -> list[bool]:
+    """Whether weights go, of each order to give memory back."""
+    return [effect.with_weights for effect in effects if isinstance(effect, GiveBack)]
+
+
+def phases(effects: Iterable[Effect]) -> list[Phase]:
+    return [effect.phase for effect in effects if isinstance(effect, PhaseReached)]
+
+
+def core_that_sleeps() -> SchedulerCore:
+    """One that has given its pages back alone."""
+    core = SchedulerCore(BASE, Phase.ASLEEP)
+    core.handle(events.WakeUp(), 0.0)
+    assert orders(core.handle(PAGES_ALONE, 0.0)) == [False]
+    assert phases(core.handle(GAVE_BACK, 0.0)) == [Phase.ASLEEP]
+    return core
+
+
+def test_weights_of_an_engine_that_sleeps_go_once_they_are_to() -> None:
+    core = core_that_sleeps()
+    effects = core.handle(ALL, 0.0)
+    assert (orders(effects), phases(effects)) == ([True], [])
+    assert phases(core.handle(GAVE_BACK, 0.0)) == [Phase.ASLEEP]
+
+    for order in (ALL, PAGES_ALONE):
+        effects = core.handle(order, 0.0)
+        assert (orders(effects), phases(effects)) == ([], [Phase.ASLEEP])
+
+
+def test_weights_go_that_are_asked_for_while_pages_are_given_back() -> None:
+    core = SchedulerCore(BASE, Phase.ASLEEP)
+    core.handle(events.WakeUp(), 0.0)
+    core.handle(PAGES_ALONE, 0.0)
+    assert orders(core.handle(ALL, 0.0)) == []
+    effects = core.handle(GAVE_BACK, 0.0)
+    assert (orders(effects), phases(effects)) == ([True], [])
+    assert phases(core.handle(GAVE_BACK, 0.0)) == [Phase.ASLEEP]
+
+
+def test_the_next_sleep_may_keep_the_weights_again() -> None:
+    core = core_that_sleeps()
+    core.handle(ALL, 0.0)
+    core.handle(GAVE_BACK, 0.0)
+    core.handle(events.WakeUp(), 0.0)
+    assert orders(core.handle(PAGES_ALONE, 0.0)) == [False]
+
+
+def test_a_request_whose_rank_is_lost_while_others_end_is_answered_before_the_sleep() -> None:
+    driver = CoreDriver(max_asleep_wait_s=0.0)
+    driver.submit(list(range(20)), max_tokens=6, name="first")
+    driver.step()
+    driver.send(PAGES_ALONE)
+    driver.submit(list(range(20)), max_tokens=6, name="late")
+    assert driver.answers["late"].ending == "EngineAsleep"
+
+    driver.lose_rank(0)
+    driver.wait(1.0)
+    assert driver.core.phase is Phase.DRAINING
+    driver.attach_rank(0, incarnation=2)
+    driver.run()
+
+    assert driver.answers["first"].ending == "length"
+    assert len(driver.answers["first"].tokens) == 6
+    assert driver.core.phase is Phase.GIVING_BACK
+
+
+def driver_that_backs_up() -> SleepyDriver:
+    """L2 lacks five pages of L1, and has died in the midst of their copy."""
+    driver = SleepyDriver()
+    driver.submit(list(range(20)), max_tokens=1)
+    driver.run()
+    driver.send(PAGES_ALONE)
+    driver.lose_host()
+    driver.finish_copies()
+    assert driver.core.phase is Phase.BACKING_UP
+    return driver
+
+
+def test_the_next_host_memory_gets_what_the_last_one_was_to_get() -> None:
+    driver = driver_that_backs_up()
+    driver.wait(5.0)
+    driver.attach_host()
+    driver.host_turn()
+    driver.run()
+    assert (driver.core.phase, driver.num_lost) == (Phase.GIVING_BACK, [0])
+
+
+def test_a_host_memory_that_stays_away_is_not_waited_for_and_what_is_lost_is_told() -> None:
+    driver = driver_that_backs_up()
+    driver.wait(11.0)
+    driver.run()
+    assert (driver.core.phase, driver.num_lost) == (Phase.GIVING_BACK, [5])
