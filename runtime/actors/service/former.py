@@ -16,8 +16,6 @@ class FormerService:
         self._record = record
         self._described = described
         self.num_engines = len(described["engines"])
-        self.fingerprint: str | None = described["fingerprint"]
-        """The fingerprint of its model; None if none of its engines has served yet."""
         self.is_there = True
 
     @property

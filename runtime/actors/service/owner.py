@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from typing import Any
 
@@ -58,11 +59,11 @@ class EngineService:
         self._rests = Rests()
         self._has_served = False
         self._lacks_room = False
+        self._fills_room_until_s = -math.inf
+        """The time until which an engine for which room was made has not been found by clients."""
         self._waiting: list[Waiting] = []
         """The engines that are wanted and do not start yet."""
         self._latest_number = 0
-        self._fingerprint: str | None = None
-        """The fingerprint of the model of the first engine that has served."""
         self._served_since_s: dict[str, float] = {}
         """Since when each engine serves."""
         self._kept: tuple[int, float] | None = None
@@ -123,7 +124,6 @@ class EngineService:
             "service": self.name,
             "wanted": self._scaler.num_wanted,
             "is_giving_way": self._kept is not None,
-            "fingerprint": self._fingerprint,
             "engines": [
                 {"name": each.name, "node": each.node, "state": each.state.value} for each in views
             ],
@@ -166,12 +166,9 @@ class EngineService:
     def _num_followers(self, now_s: float) -> int:
         """How many engines serve that those of the former version may leave their place to.
 
-        Of other weights an engine counts once whoever routes has found it: nothing that is sent to
-        the former by then can go on here.
+        An engine counts once whoever routes has found it: what is sent to the former until then is
+        refused where no other is known, or none of the same version.
         """
-        former = None if self._former is None else self._former.fingerprint
-        if former in (None, self._fingerprint):
-            return self._num_serving
         return sum(
             each.view.state is EngineState.SERVING
             and now_s - self._served_since_s.get(each.name, now_s) >= _FOUND_S
@@ -213,12 +210,14 @@ class EngineService:
             await self._scale(now_s)
         views = [each.view for each in self._engines.values()]
         num_serving = self._num_followers(now_s)
-        if self._former is not None and self.has_former and num_serving + self._lacks_room > 0:
+        # Else the former would start another one in the place of that which has made room.
+        lacks_room = self._lacks_room or now_s < self._fills_room_until_s
+        if self._former is not None and self.has_former and num_serving + lacks_room > 0:
             kept = num_kept(
                 self._former.num_engines,
                 num_serving=num_serving,
                 num_wanted=self._scaler.num_wanted,
-                lacks_room=self._lacks_room,
+                lacks_room=lacks_room,
             )
             await self._former.keep(kept)
 
@@ -274,11 +273,13 @@ class EngineService:
         life.add_done_callback(lambda _: self._changed.set())
 
     def _note_serving(self, engine: ServiceEngine) -> None:
+        now_s = time.monotonic()
+        if self._lacks_room:
+            self._fills_room_until_s = now_s + _FOUND_S
         self._has_served, self._lacks_room = True, False
-        self._served_since_s[engine.name] = time.monotonic()
+        self._served_since_s[engine.name] = now_s
         self._rests.note_success(engine.node)
         self._changed.set()
-        self._fingerprint = self._fingerprint or engine.fingerprint
         self._serves.set()
 
     def _bury(self, now_s: float) -> None:

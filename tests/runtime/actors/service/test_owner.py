@@ -105,6 +105,7 @@ class FakeCluster:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "_LOOK_S", 0.01)
+    monkeypatch.setattr(owner, "_FOUND_S", 0.0)
 
 
 @contextlib.asynccontextmanager
@@ -268,14 +269,15 @@ async def test_a_later_version_begins_with_as_many_as_there_are() -> None:
             await old_task
 
 
-async def test_a_version_of_other_weights_leaves_the_former_until_clients_have_found_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("fingerprint", ["f1", "f2"])
+async def test_a_version_leaves_the_former_until_clients_have_found_it(
+    fingerprint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = FakeCluster("ab")
     monkeypatch.setattr(owner, "_FOUND_S", WAIT_S)
     async with running(cluster, 2) as (old, old_task):
         await until(lambda: len(serving(old)) == 2)
-        cluster.fingerprint = "f2"
+        cluster.fingerprint = fingerprint
         async with running(cluster, 2, await former_of()) as (new, _):
             await until(lambda: len(serving(new)) == 2)
             await asyncio.sleep(0.05)
@@ -283,8 +285,22 @@ async def test_a_version_of_other_weights_leaves_the_former_until_clients_have_f
 
             monkeypatch.setattr(owner, "_FOUND_S", 0.0)
             await old_task
-            assert new.describe()["fingerprint"] == "f2"
             assert len(serving(new)) == 2
+
+
+async def test_the_former_starts_no_engine_again_while_clients_look_for_its_follower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, "_FOUND_S", 0.1)
+    cluster = FakeCluster("abc")
+    cluster.max_per_node = 1
+    async with running(cluster, 3) as (old, old_task):
+        await until(lambda: len(serving(old)) == 3)
+        async with running(cluster, 3, await former_of()) as (new, _):
+            while not old_task.done():
+                assert "starts" not in {each["state"] for each in old.describe()["engines"]}
+                await asyncio.sleep(0)
+            await until(lambda: len(serving(new)) == 3)
 
 
 async def test_numbers_of_engines_that_ray_does_not_know_yet_are_not_used_again(
