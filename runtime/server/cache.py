@@ -7,6 +7,7 @@ from fastapi.responses import Response
 
 from raydix.errors import BadRequest
 from raydix.ids import TenantId
+from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.pin_names import is_pin_of
 from raydix.runtime.api.pins import pin_prompt, pins_of, unpinning
 from raydix.runtime.server.answers import json_answer
@@ -44,8 +45,8 @@ def _add_prefetches(router: APIRouter, models: ServedModels) -> None:
         caller, served = caller_of(request), models.of(body.model)
 
         async def work() -> str:
-            token_ids = await _token_ids(served, body, caller)
             client = await served.engine.connected()
+            token_ids = await _token_ids(client, body, caller)
             return await client.begin_prefetch(token_ids, caller.within_tenant(body.cache_salt))
 
         begun = PrefetchBegun(request_id=await while_connected(request.receive, work()))
@@ -80,8 +81,8 @@ def _add_pins(router: APIRouter, models: ServedModels) -> None:
         caller, served = caller_of(request), models.of(body.model)
 
         async def work() -> Pinned:
-            token_ids = await _token_ids(served, body, caller)
             client = await served.engine.connected()
+            token_ids = await _token_ids(client, body, caller)
             salt = caller.within_tenant(body.cache_salt)
             pinned = await pin_prompt(client, token_ids, body.keep_s, salt)
             return Pinned(
@@ -125,15 +126,15 @@ async def _release(models: ServedModels, pin_id: str, caller: Caller) -> None:
     raise _no_pin(f"There is no pin {pin_id!r:.80} of yours.")
 
 
-async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list[int]:
-    """The prompt that a body names. Raises BadRequest."""
+async def _token_ids(client: EngineClient, body: CachedPrompt, caller: Caller) -> list[int]:
+    """The prompt that a body names, as the client's version reads it. Raises BadRequest."""
     given = [body.prompt, body.token_ids, body.messages]
     if sum(each is not None for each in given) != 1:
         raise BadRequest("Exactly one of prompt, token_ids and messages is expected. Set one.")
     if body.token_ids is not None:
         return body.token_ids
 
-    desk = (await served.engine.connected()).texts
+    desk = client.texts
     if body.prompt is not None:
         with refused_as("prompt"):
             return await desk.encode(body.prompt, caller.tenant)
@@ -145,7 +146,7 @@ async def _token_ids(served: Served, body: CachedPrompt, caller: Caller) -> list
 async def _released(served: Served, body: CachedPrompt, caller: Caller) -> dict[str, Any]:
     """The oldest pin of a prompt, which is released. Raises RequestRefused if there is none."""
     client = await served.engine.connected()
-    token_ids = (await client.tokenized(await _token_ids(served, body, caller))).token_ids
+    token_ids = (await client.tokenized(await _token_ids(client, body, caller))).token_ids
     salt = caller.within_tenant(body.cache_salt)
     for pin in await _pins_of(served, caller):
         if is_pin_of(pin["pin_id"], token_ids, salt):
