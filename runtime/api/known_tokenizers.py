@@ -14,8 +14,8 @@ class KnownTokenizers:
         self._is_near = is_near
         self._added: dict[str, Tokenizer | None] = {}
         """The tokenizers of engines that this process has started, by the paths of their models."""
-        self._by_version: dict[tuple[str, str], Tokenizer | None] = {}
-        """The others, by path and fingerprint: other weights may have come to the same path."""
+        self._by_version: dict[tuple[str, str, str | None], Tokenizer | None] = {}
+        """The others, by path, fingerprint and digest: others may have come to the same path."""
 
     def add(self, path: str, tokenizer: Tokenizer | None) -> None:
         """Know the tokenizer of this model from now on."""
@@ -26,7 +26,7 @@ class KnownTokenizers:
         path = handle.model_path
         if path in self._added:
             return self._added[path]
-        version = (path, handle.facts.fingerprint)
+        version = (path, handle.facts.fingerprint, handle.facts.tokenizer)
         if version not in self._by_version:
             self._by_version[version] = await self._load(handle)
         return self._by_version[version]

@@ -20,6 +20,8 @@ class ModelLimits:
     max_waiting_requests: int
     tool_format: ToolFormatName = ToolFormatName.AUTO
     reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
+    tokenizer: str | None = None
+    """Equal for engines with the same tokenizer and chat template; None: nobody has said it."""
 
     @classmethod
     def of(cls, facts: ClientFacts) -> Self:
@@ -32,6 +34,7 @@ class ModelLimits:
             max_waiting_requests=facts.max_waiting_requests,
             tool_format=facts.tool_format,
             reasoning_format=facts.reasoning_format,
+            tokenizer=facts.tokenizer,
         )
 
     def differences(self, other: Self) -> list[str]:

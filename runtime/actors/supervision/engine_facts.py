@@ -24,6 +24,8 @@ class ClientFacts:
     eos_token_ids: tuple[int, ...]
     tool_format: ToolFormatName = ToolFormatName.AUTO
     reasoning_format: ReasoningFormatName = ReasoningFormatName.AUTO
+    tokenizer: str | None = None
+    """Equal for engines with the same tokenizer and chat template; None: it was not looked at."""
 
     def to_values(self) -> dict[str, Any]:
         """The facts as they travel in an answer to a control call."""

@@ -27,7 +27,7 @@ from raydix.runtime.actors.supervision.log_desk import LogDesk
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.scheduler_calls import SchedulerCalls
 from raydix.runtime.actors.supervision.spawn import ActorKind, EngineSpawner
-from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files
+from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_files, tokenizer_digest
 from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
@@ -288,7 +288,9 @@ class SupervisorActor:
 
     async def _wait_ready(self) -> EngineFacts:
         await self._actors.wait_attached()
-        return await self._actors.facts()
+        facts = await self._actors.facts()
+        tokenizer = await asyncio.to_thread(tokenizer_digest, self._config.model.path)
+        return replace(facts, client=replace(facts.client, tokenizer=tokenizer))
 
     async def _watch(self, keepers: list[asyncio.Task[None]]) -> None:
         """End the engine when one of its actors cannot be kept."""

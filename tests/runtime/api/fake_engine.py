@@ -144,6 +144,7 @@ class FakeHandle:
     vocab_size: int = 300
     eos_token_ids: tuple[int, ...] = (256,)
     fingerprint: str = "weights"
+    tokenizer: str | None = None
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     known: set[str] | None = None
     """The requests that it can explain; None: all."""
@@ -166,6 +167,7 @@ class FakeHandle:
             vocab_size=self.vocab_size,
             max_waiting_requests=128,
             eos_token_ids=self.eos_token_ids,
+            tokenizer=self.tokenizer,
         )
 
     async def wait_ended(self) -> None:

@@ -347,6 +347,16 @@ async def test_what_began_with_a_version_of_a_service_goes_on_at_no_other(
         assert [each.token_ids.tolist() for each in asked(cluster, "c")] == [[5, 6]]
 
 
+async def test_the_same_weights_with_another_chat_template_are_another_version(cluster, members):
+    members.join("a")
+    async with await AsyncService.find("made-up") as service:
+        members.join("b")
+        cluster.engines["b"].tokenizer = "of another template"
+        await until(lambda: cluster.links_to("b"))
+        assert (await last(service.generate([7]))).outputs[0].token_ids == [7]
+        assert not asked(cluster, "a")
+
+
 async def test_what_no_engine_of_its_version_can_end_fails_and_says_why(
     cluster, members, monkeypatch
 ):
