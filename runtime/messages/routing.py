@@ -49,6 +49,8 @@ class NodeReport:
     """The most time until the next report."""
     num_decoding: int = 0
     """How many requests decode there, each of which waits while prompts are computed."""
+    is_full: bool = False
+    """Whether so many requests wait there that a new one would be refused."""
     role: EngineRole = EngineRole.BOTH
     l2: str | None = None
     """Which L2 the node uses: nodes that say the same share it. None: it has none now."""

@@ -188,10 +188,11 @@ class Node:
     ) -> float | None:
         """The time in which a request goes on here whose prompt another node has computed.
 
-        None: its pages would not come here. Raises ValueError before the first report of either.
+        None: its pages would not come here, or as many wait here as may: what goes on is taken in
+        however many wait. Raises ValueError before the first report of either.
         """
         report, other = self._told_report(), first._told_report()
-        if report.page_size != other.page_size:
+        if report.page_size != other.page_size or report.is_full:
             return None
         num_pages = num_tokens // report.page_size
         fetch_s = 0.0

@@ -20,7 +20,7 @@ def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool
 
     It believes that what is queued is worked off as time passes, and that rates stay.
     """
-    if age_s >= INTERVAL_S:
+    if age_s >= INTERVAL_S or report.is_full != told.is_full:
         return True
     believed_s = max(0.0, told.busy_s - age_s)
     if abs(report.busy_s - believed_s) > max(_LEAST_CHANGE_S, _CHANGE * believed_s):

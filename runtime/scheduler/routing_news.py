@@ -160,9 +160,14 @@ class RoutingNews:
             page_size=self._settings.page_size,
             interval_s=INTERVAL_S,
             num_decoding=sum(len(lane.batch) for lane in self._lanes),
+            is_full=self._num_waiting >= self._settings.max_waiting_requests,
             role=self._settings.role,
             l2=self._source.view.l2 if self._source.view.is_usable else None,
         )
+
+    @property
+    def _num_waiting(self) -> int:
+        return self._requests.num_waiting(sum(len(lane.waiting) for lane in self._lanes))
 
     def _busy_s(self, now_s: float) -> float | None:
         """The time that a request waits for the prompts of others; None if no lane has ranks."""

@@ -99,6 +99,11 @@ def test_a_short_prompt_is_not_split() -> None:
     assert nodes_of(sent(ingress, LONG, "b")) == (0, 1)
 
 
+def test_nothing_is_to_go_on_where_as_many_wait_as_may() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20, is_full=True))
+    assert nodes_of(sent(ingress, LONG)) == (1, None), "which refuses it"
+
+
 def test_a_cached_prompt_is_not_split() -> None:
     ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
     ingress.handle(stored(1, LONG), 0.0)

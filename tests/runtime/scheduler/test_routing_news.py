@@ -114,6 +114,18 @@ def test_changes_gather_until_it_is_time_and_come_with_the_report_behind_them() 
     assert len(driver.ask()) == 1
 
 
+def test_a_client_is_told_at_once_that_as_many_wait_as_may() -> None:
+    driver = RoutedDriver(max_waiting_requests=2, max_running_requests=1)
+    assert not report_of(driver.ask()).is_full
+    driver.ask()
+    driver.now_s += LEAST_S
+    for first in (100, 200, 300):
+        driver.submit(list(range(first, first + 8)), max_tokens=5)
+        driver.ask()
+        driver.wait(LEAST_S)
+    assert report_of(driver.told[-1:]).is_full
+
+
 def test_who_waits_is_told_of_work_that_comes_and_not_of_work_that_goes_as_foreseen() -> None:
     driver = RoutedDriver(prefill_budget_tokens=4)
     driver.ask()
