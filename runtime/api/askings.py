@@ -190,8 +190,9 @@ class Askings:
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         """Ask one of the engines. Raises EngineDead if none can be asked."""
         beside: list[AskingId] = []
-        if isinstance(message, SubmitRequest) and message.sample_of is not None:
-            # Its pages are where the first sample is.
+        is_begun = isinstance(message, SubmitRequest) and len(message.earlier_output) > 0
+        if isinstance(message, SubmitRequest) and message.sample_of is not None and not is_begun:
+            # Its pages are where the first sample is; what has begun may go on elsewhere by now.
             beside = [asking for _, asking in self.names.askings_of(message.sample_of)]
         self._lines.ask(message, beside)
         self.names.use(message.request_id, message.asking)
@@ -212,6 +213,8 @@ class Askings:
             while True:
                 frame = await link.receive()
                 if isinstance(frame, EngineNews):
+                    if frame.report is not None:
+                        line.note_awake()
                     self._choice.hear(line, frame)
                     continue
                 assert isinstance(frame, TokenFrame), (
@@ -274,10 +277,16 @@ class Askings:
         """Whether an engine ends an asking that another one can go on with."""
         if delta.finished is FinishReason.HANDED_OVER:
             return True
-        if delta.failure is None or delta.failure.kind is not FailureKind.SHUTTING_DOWN:
-            return False
-        line.note_stopping()
-        return bool(self._lines.taking)
+        match None if delta.failure is None else delta.failure.kind:
+            case FailureKind.SHUTTING_DOWN:
+                line.note_stopping()
+                return bool(self._lines.taking)
+            case FailureKind.ASLEEP if any(each is not line for each in self._lines.taking):
+                # Where there is no other, callers hear when to ask again.
+                line.note_asleep()
+                return True
+            case _:
+                return False
 
     def _stop(self, live: OpenRequest) -> None:
         """Note that a stop string ended the output, which the Scheduler cannot know."""

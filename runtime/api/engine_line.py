@@ -22,6 +22,7 @@ class EngineLine:
         self._link: Link | None = None
         self._unanswered: set[AskingId] = set()
         self._is_stopping = False
+        self._is_asleep = False
 
     @property
     def is_up(self) -> bool:
@@ -30,8 +31,8 @@ class EngineLine:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether there is a link, and the engine has not said that it is about to stop."""
-        return self.is_up and not self._is_stopping
+        """Whether there is a link, and the engine has not said that it stops or sleeps."""
+        return self.is_up and not (self._is_stopping or self._is_asleep)
 
     @property
     def num_requests(self) -> int:
@@ -42,11 +43,19 @@ class EngineLine:
         """Use this link from now on, over which nothing was asked yet."""
         assert self._link is None, "there is a link"
         self._link = link
-        self._is_stopping = False
+        self._is_stopping = self._is_asleep = False
 
     def note_stopping(self) -> None:
         """Note that the engine takes no new requests over this link."""
         self._is_stopping = True
+
+    def note_asleep(self) -> None:
+        """Note that the engine sleeps: others are asked until it tells its load again."""
+        self._is_asleep = True
+
+    def note_awake(self) -> None:
+        """Note that the engine has told its load, as one that sleeps does not."""
+        self._is_asleep = False
 
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         """Send what will be answered. Raises EngineDead."""

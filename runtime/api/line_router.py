@@ -91,6 +91,8 @@ class LineRouter:
             line = by_node[NodeId(then)]
             return line, self.joins(line, message)
 
+        # What was foreseen for an earlier asking of this id counts no more.
+        self._next_nodes.forget(message.request_id)
         route = self._ingress.route(self._asking(message), self._clock(), by_node.keys())
         if route is None:
             line = by_session(lines, message)
@@ -115,9 +117,9 @@ class LineRouter:
         return message
 
     def _split(self, message: SubmitRequest, then: NodeId) -> SubmitRequest:
-        """What asks for the first token alone; the hint of what comes later goes with the rest."""
+        """What asks for the first token alone."""
         self._next_nodes.remember(message.request_id, then)
-        return replace(message, goes_on_elsewhere=True, retention=None)
+        return replace(message, goes_on_elsewhere=True)
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """The first tokens of an asking have come, or there will be none."""

@@ -84,7 +84,9 @@ class SubmitRequest:
     is, so that the prompt is computed once.
     """
     retention: Retention | None = None
-    """A hint of what comes next of the session, or of the prompt, once the request has ended."""
+    """A hint of what comes next of the session, or of the prompt, once the request has ended: not
+    where it is handed over.
+    """
     goes_on_elsewhere: bool = False
     """Whether another engine gives what follows the first new token, by another asking: this one
     ends as `HANDED_OVER`, unless that token is the last.

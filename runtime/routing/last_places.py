@@ -15,6 +15,10 @@ class LastPlaces:
         """The place that served a session last; None if that is not known."""
         return None if session_id is None else self._places.get(session_id)
 
+    def forget(self, session_id: str) -> None:
+        """Forget where a session was served."""
+        self._places.pop(session_id, None)
+
     def remember(self, session_id: str, place: int) -> None:
         """Remember that a request of this session goes to a place."""
         self._places[session_id] = place

@@ -49,6 +49,7 @@ class Endings:
 
     def hand_over(self, lane: Lane, request: RequestState, now_s: float) -> None:
         """End a request that goes on at another engine, which its client is told in a while."""
+        request.leave_hint()
         self.finish(request, FinishReason.HANDED_OVER)
         self._hand_overs.begin(lane, request, now_s)
         lane.backups.hasten()

@@ -4,6 +4,8 @@ Such a request has ended: it holds no page, no slot and no lock, and its pages a
 others. All that is left is whom to tell, and when.
 """
 
+import math
+
 from raydix.ids import ClientId
 from raydix.runtime.cache.page_key import split_keys
 from raydix.runtime.messages.client import AbortRequest, FinishReason, RequestDelta, StopRequest
@@ -45,16 +47,19 @@ class HandOvers:
         num_bringing = sum(not self._view.keys.is_told(*page) for page in wanted)
         num_tokens = min(num_bringing, num_pages) * self._settings.page_size
         wait_s = max(_LEAST_WAIT_S, self._rates.prefill.predict_s(num_tokens, now_s))
+        # Whoever goes on says that the deadline has passed.
+        deadline_s = math.inf if request.deadline_s is None else request.deadline_s
+        until_s = min(now_s + wait_s, deadline_s)
 
         hand_over = HandOver(
             request_id=request.request_id,
             client_id=request.client_id,
             asking=request.submit.asking,
-            until_s=now_s + wait_s,
+            until_s=until_s,
             lacking=wanted[::-1],
         )
         self._requests.add_leaving(hand_over)
-        self._timers.add(now_s + wait_s)
+        self._timers.add(until_s)
 
     def tell(self, now_s: float) -> None:
         """Tell those of whom L2 has all pages, or which have waited for long enough."""

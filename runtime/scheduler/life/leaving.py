@@ -14,7 +14,8 @@ class HandOver:
     client_id: ClientId
     asking: AskingId
     until_s: float
-    """The time at which to wait for its pages takes longer than to compute them."""
+    """The time at which to wait for its pages takes longer than to compute them, or its deadline.
+    """
     lacking: list[tuple[int, PageKey]] = field(default_factory=list)
     """Pages with their KV group, the next one last; each is there before any further one counts."""
 

@@ -185,6 +185,10 @@ class RequestState:
         self._reset_run()
         self.run += 1
 
+    def leave_hint(self) -> None:
+        """Leave the hint of what comes next to the engine where the request goes on."""
+        self.submit = replace(self.submit, retention=None)
+
     def end(self) -> None:
         """End the request; the lane has given back what it held."""
         self.move(State.ENDED)
@@ -280,8 +284,7 @@ class RequestState:
         """Take sampled tokens that became known."""
         if self.must_score:
             raise AccountingError(
-                f"{self.request_id} has output, but prompt logprobs of {self._num_scored} tokens "
-                f"alone"
+                f"{self.request_id} has output, but {self._num_scored} prompt logprobs alone"
             )
         self.chain.append(token_ids)
 
@@ -319,10 +322,7 @@ class RequestState:
 
     @property
     def max_cached_tokens(self) -> int:
-        """The number of the request's tokens that it may take from a cache.
-
-        A cache holds no logits: what is still to be scored is computed.
-        """
+        """The number of tokens that it may take from a cache, which holds no logits to score."""
         return self._num_scored if self.must_score else self.num_tokens
 
     @property

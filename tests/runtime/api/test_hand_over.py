@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from raydix.errors import EngineAsleep
 from raydix.ids import RequestId
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.policies import EngineRole
-from raydix.runtime.messages.client import FinishReason, SubmitRequest
+from raydix.runtime.messages.client import FailureKind, FinishReason, SubmitRequest
 from raydix.runtime.messages.retention import Retention, RetentionKind
-from tests.runtime.api.fake_engine import FakeLink, delta
+from tests.runtime.api.fake_engine import FakeLink, delta, failed
 from tests.runtime.api.small_client import collect, turns
 from tests.runtime.api.test_line_router import IDLE, PROMPT, Told
 
@@ -139,13 +140,13 @@ async def test_who_is_aborted_in_mid_hand_over_goes_nowhere(told):
     assert not asked(told.links["b"])
 
 
-async def test_hints_go_with_the_rest(told):
+async def test_hints_go_with_both_parts_as_the_first_token_may_be_the_last(told):
     hint = RequestOptions(retention=Retention(kind=RetentionKind.KEEP, seconds=5.0))
     task = await begin(told, options=hint)
     [first] = asked(told.links["a"])
     await hand_over(told)
     [rest] = asked(told.links["b"])
-    assert (first.retention, rest.retention) == (None, hint.retention)
+    assert (first.retention, rest.retention) == (hint.retention, hint.retention)
     task.cancel()
 
 
@@ -165,3 +166,60 @@ async def test_one_token_is_asked_for_whole(told):
     [whole] = asked(told.links["a"])
     assert not whole.goes_on_elsewhere
     task.cancel()
+
+
+async def test_samples_that_the_first_engine_has_lost_are_not_handed_over_any_more(told):
+    first = await begin(told)
+    second = await begin(told, "r1", options=RequestOptions(sample_of=RequestId("r")))
+    told.links["a"].break_off()
+    await turns()
+    wholes = asked(told.links["b"])
+    assert [(each.request_id, each.goes_on_elsewhere) for each in wholes] == [
+        ("r", False),
+        ("r1", False),
+    ]
+    for task in (first, second):
+        task.cancel()
+
+
+async def test_a_sample_goes_on_elsewhere_though_others_are_still_at_the_first_engine():
+    told = Told()
+    await told.tell("a", is_anew=True, report=DECODE)
+    await told.tell("b", is_anew=True, report=PREFILL)
+    task = await begin(told, params=SamplingParams(n=3))
+    names = [each.request_id for each in asked(told.links["b"])]
+    assert len(names) == 3
+    told.links["b"].deliver(delta(names[1], [5]))
+    told.links["b"].deliver(delta(names[1], finished=FinishReason.HANDED_OVER))
+    await turns()
+    assert [each.request_id for each in asked(told.links["a"])] == [names[1]]
+    task.cancel()
+    await told.client.close()
+
+
+async def test_what_an_engine_refuses_that_sleeps_goes_on_at_another_until_it_is_awake(told):
+    task = await begin(told)
+    await hand_over(told)
+    told.links["b"].deliver(failed("r", FailureKind.ASLEEP))
+    await turns()
+    [_, rest] = asked(told.links["a"])
+    assert rest.earlier_output.tolist() == [5]
+    told.links["a"].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    assert (await end_of(task)).token_ids == [5, 6]
+
+    others = [await begin(told, "s")]
+    await told.tell("b", report=DECODE)
+    others.append(await begin(told, "t"))
+    [*_, asleep, awake] = asked(told.links["a"])
+    assert (asleep.goes_on_elsewhere, awake.goes_on_elsewhere) == (False, True)
+    for other in others:
+        other.cancel()
+
+
+async def test_callers_hear_that_the_last_engine_that_takes_requests_sleeps(told):
+    told.links["b"].break_off()
+    await turns()
+    task = await begin(told)
+    told.links["a"].deliver(failed("r", FailureKind.ASLEEP))
+    with pytest.raises(EngineAsleep):
+        await end_of(task)

@@ -51,6 +51,15 @@ def test_pages_that_do_not_come_are_awaited_as_long_as_computing_them_takes() ->
     assert driver.answers[name].ending == "handed_over"
 
 
+def test_pages_are_not_awaited_beyond_the_deadline() -> None:
+    driver = driver_with()
+    name = begun(driver, deadline_s=0.07)
+    driver.wait(0.02)
+    assert driver.answers[name].ending is None
+    driver.wait(0.05)
+    assert driver.answers[name].ending == "handed_over"
+
+
 def test_without_l2_a_request_goes_on_elsewhere_at_once() -> None:
     driver = driver_with()
     driver.lose_host()

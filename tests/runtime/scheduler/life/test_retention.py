@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.runtime.cache.page_key import pack_tokens, root_key
+from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.retention import Retention, RetentionKind
@@ -73,6 +74,18 @@ def test_the_end_of_a_request_tells_l2_what_it_has_computed() -> None:
     assert end.user == session_user("s", None)
     assert end.keys == driver.keys(A)
     assert end.retention == END
+
+
+@pytest.mark.parametrize(("stop_token_ids", "told"), [((), None), ((1,), END)])
+def test_a_hint_counts_where_a_request_ends_not_where_it_is_handed_over(
+    stop_token_ids: tuple[int, ...], told: Retention | None
+) -> None:
+    driver = RecordingDriver(write_policy=WritePolicy.WRITE_THROUGH)
+    driver.submit(
+        A, session_id="s", retention=END, goes_on_elsewhere=True, stop_token_ids=stop_token_ids
+    )
+    driver.run()
+    assert [end.retention for end in driver.ends] == [told]
 
 
 @pytest.mark.parametrize("comes_later", [False, True])
