@@ -161,7 +161,7 @@ class ReuseChances:
     """Owns: what one tier has seen of reuse, how long each kind of pages is worth keeping, and the
     last use of pages that are gone, of which some come back.
 
-    All times are those of uses. It takes less than half a MiB. Until enough was seen, and whenever
+    All times are those of uses. It takes less than a MiB. Until enough was seen, and whenever
     its advice has not been better of late than LRU would have been, all worths are 0.
     """
 
