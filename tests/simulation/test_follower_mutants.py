@@ -15,6 +15,7 @@ from raydix.runtime.scheduler.host_messages import HostMessages
 from raydix.runtime.scheduler.key_news import KeyNews
 from raydix.runtime.scheduler.page_news import PageNews
 from raydix.runtime.scheduler.pages.l1_news import L1News
+from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.test_mutants import Case, find
@@ -27,8 +28,8 @@ def pages_are_told_with_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of L2 is told of once the Scheduler has sent its commit."""
     init = SchedulerCore.__init__
 
-    def init_and_tell_early(core: SchedulerCore, settings: SchedulerSettings) -> None:
-        init(core, settings)
+    def init_and_tell_early(core: SchedulerCore, settings: SchedulerSettings, phase: Phase) -> None:
+        init(core, settings, phase)
         mirror = core._source.view.keys
         add = mirror.add
 

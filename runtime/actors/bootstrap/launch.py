@@ -34,7 +34,7 @@ from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release, require_node
 from raydix.runtime.actors.bootstrap.ray_actor import answer
-from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner
+from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, use_environment
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu_model import BuildModel
@@ -247,6 +247,7 @@ def _start_supervisor(
     follower: LogFollower | None = None
     try:
         with phase(logger, "Supervisor started"):
+            control.get(supervisor.__ray_call__.remote(use_environment, spawner.hub_environment))
             record: EngineRecord = control.get(supervisor.open.remote(own_node()))
         follower = LogFollower(name, record, node_address)
         facts: EngineFacts = control.get(supervisor.start.remote())

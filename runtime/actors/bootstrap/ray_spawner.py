@@ -74,7 +74,7 @@ def use_cores(_actor: object, num_ranks: int) -> None:
 
 
 def use_environment(_actor: object, variables: dict[str, str]) -> None:
-    """Set environment variables. Run once in each GPU actor, before it imports their readers.
+    """Set environment variables. Run once in an actor, before it imports their readers.
 
     Not by a runtime_env: Ray's dashboard shows that, and a token may be among them, and it costs a
     process that has not started yet.
@@ -148,9 +148,11 @@ class RaySpawner:
         self._prepare_spare = prepare_spare
         self._num_ranks = config.parallel.dp * config.parallel.tp
         # This process's: workers of a running cluster have that of whoever started it.
-        self._gpu_environment = hub_environment(config.model.path, os.environ)
+        self.hub_environment = hub_environment(config.model.path, os.environ)
+        """What an actor has to know to find a model on the Hub as this process does."""
+        self._gpu_environment = self.hub_environment
         if self._is_cuda:
-            self._gpu_environment = {**_GPU_ENVIRONMENT, **self._gpu_environment}
+            self._gpu_environment = {**_GPU_ENVIRONMENT, **self.hub_environment}
         self._devices: dict[str, int] = {}
         """The device of each GPU actor, by name, from its first incarnation on."""
         self._incarnations: dict[str, int] = {}
