@@ -194,6 +194,8 @@ class Measured:
     answers: Sequence[Answer]
     seconds: float
     num_split: int
+    hand_over_s: float
+    """What their hand-overs took, from the first token to the second one, all together."""
 
     @property
     def gap_ms(self) -> float:
@@ -217,7 +219,7 @@ async def serve(
 ) -> Measured:
     """Ask for outputs that arrive `gap_s` apart on average, the same way in each call."""
     draw = random.Random(0)
-    num_split = engines.figures.num_split.total()
+    num_split, hand_over_s = engines.figures.num_split.total(), _hand_over_s(engines)
 
     async def one(prompt: list[int], at_s: float) -> Answer:
         await asyncio.sleep(at_s)
@@ -230,7 +232,12 @@ async def serve(
         at_s += draw.expovariate(1.0) * gap_s
     answers = await asyncio.gather(*tasks)
     split = engines.figures.num_split.total() - num_split
-    return Measured(answers, time.monotonic() - began_s, split)
+    seconds = time.monotonic() - began_s
+    return Measured(answers, seconds, split, _hand_over_s(engines) - hand_over_s)
+
+
+def _hand_over_s(engines: Engines) -> float:
+    return engines.figures.hand_over.distribution().total
 
 
 async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Figure]:
@@ -279,6 +286,11 @@ def figures_of(options: Options, equals: Measured, apart: Measured, gap_s: float
         beside("TTFT, p50", apart.ttft_ms, equals.ttft_ms, "ms"),
         beside("throughput", apart.tokens_per_s, equals.tokens_per_s, "tokens/s"),
         Figure(name="requests split", value=apart.num_split / num, unit="1"),
+        Figure(
+            name="mean time of a hand-over",
+            value=1e3 * apart.hand_over_s / max(1, apart.num_split),
+            unit="ms",
+        ),
         Figure(name="requests asked", value=1.0 / gap_s, unit="1/s"),
     ]
 

@@ -22,7 +22,7 @@ from raydix.runtime.foresight.simulator.clock import Clock
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 from raydix.runtime.messages.line import Line
 from raydix.runtime.routing.load_average import LoadAverage
-from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.routing.predictors import TimePredictor
 
 DECODE_S = 0.015
 """Seconds of each token of an answer."""

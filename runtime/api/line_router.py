@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, NodeId, RequestId
@@ -29,6 +29,16 @@ from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.policies import RoutingPolicy
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What one engine was asked for the first token of."""
+
+    asked_as: RequestId
+    """What the ingress calls that asking."""
+    then: NodeId
+    """Where the request goes on."""
+
+
 class LineRouter:
     """Owns: the ingress that follows the engines, and which number each link has there.
 
@@ -47,7 +57,7 @@ class LineRouter:
         self._numbers = itertools.count(1)
         self._nodes: dict[str, NodeId] = {}
         """The number of the link to each engine, by the engine's name."""
-        self._next_nodes = LastPlaces()
+        self._begun = LastPlaces[_Begun]()
         """Where requests go on of which one engine was asked for the first token alone."""
 
     def opened(self, line: EngineLine) -> None:
@@ -86,13 +96,14 @@ class LineRouter:
         if isinstance(message, PrefetchPrompt):
             return by_session(lines, message), message
         by_node = {self._nodes[line.engine]: line for line in lines}
-        then = self._next_nodes.place_of(message.request_id)
-        if len(message.earlier_output) and then in by_node:
-            line = by_node[NodeId(then)]
+        begun = self._begun.place_of(message.request_id)
+        if begun is not None and len(message.earlier_output) and begun.then in by_node:
+            self._ingress.go_on(begun.asked_as, begun.then, _name(message.asking))
+            line = by_node[begun.then]
             return line, self.joins(line, message)
 
         # What was foreseen for an earlier asking of this id counts no more.
-        self._next_nodes.forget(message.request_id)
+        self._begun.forget(message.request_id)
         route = self._ingress.route(self._asking(message), self._clock(), by_node.keys())
         if route is None:
             line = by_session(lines, message)
@@ -111,14 +122,14 @@ class LineRouter:
         """
         if isinstance(message, SubmitRequest):
             self._ingress.note_sent(self._nodes[line.engine])
-            then = self._next_nodes.place_of(message.sample_of)
-            if then is not None and _may_be_split(message):
-                return self._split(message, NodeId(then))
+            first = self._begun.place_of(message.sample_of)
+            if first is not None and _may_be_split(message):
+                return self._split(message, first.then)
         return message
 
     def _split(self, message: SubmitRequest, then: NodeId) -> SubmitRequest:
         """What asks for the first token alone."""
-        self._next_nodes.remember(message.request_id, then)
+        self._begun.remember(message.request_id, _Begun(_name(message.asking), then))
         return replace(message, goes_on_elsewhere=True)
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
@@ -126,9 +137,13 @@ class LineRouter:
         if is_last:
             self._ingress.release(_name(asking))
             return
-        late_s = self._ingress.note_first_token(_name(asking), self._clock())
+        now_s = self._clock()
+        late_s = self._ingress.note_first_token(_name(asking), now_s)
         if late_s is not None:
             self._figures.observe(late_s)
+        gap_s = self._ingress.note_next_token(_name(asking), now_s)
+        if gap_s is not None:
+            self._figures.observe_hand_over(gap_s)
 
     def route_of(self, asking: AskingId) -> Route | None:
         """Why an asking has gone where it has, until its first token has come."""

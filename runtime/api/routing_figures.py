@@ -26,6 +26,8 @@ class RoutingFigures:
         """The delays of first tokens that came later than predicted."""
         self.early = Histogram(REQUEST_BOUNDS_S)
         """The time by which the others came sooner."""
+        self.hand_over = Histogram(REQUEST_BOUNDS_S)
+        """The time from the first token of what goes on elsewhere until the second one."""
 
     def count(self, route: Route) -> None:
         """A request is sent to an engine."""
@@ -38,6 +40,10 @@ class RoutingFigures:
     def observe(self, late_s: float) -> None:
         """A first token has come so much later than predicted; less than 0: sooner."""
         (self.late if late_s > 0 else self.early).observe(abs(late_s))
+
+    def observe_hand_over(self, seconds: float) -> None:
+        """The second token of a request has come so long after the first one, from elsewhere."""
+        self.hand_over.observe(seconds)
 
     def note_keys(self, engine: str, num_keys: int) -> None:
         """Note how many pages of an engine are known."""

@@ -21,17 +21,19 @@ from raydix.runtime.routing.events import (
     NodeReported,
     Route,
 )
+from raydix.runtime.routing.hand_over_times import HandOverTimes, Way
 from raydix.runtime.routing.key_filter import Words, words_of
 from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.node import Holding, Need, Node
 from raydix.runtime.routing.policies import RoutingPolicy
-from raydix.runtime.routing.split import Split, choose_split
+from raydix.runtime.routing.split import Split, TakeOver, choose_split
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
     route: Route
     sent_s: float
+    split: Split | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +71,29 @@ class _Offer:
         caused_s = self.place.caused_s + self.need.delayed_s
         return replace(self, place=replace(self.place, caused_s=caused_s))
 
-    def take_over_s(self, first: "_Offer", num_tokens: int, now_s: float) -> float | None:
-        """The time in which the prompt goes on here whose first token comes from `first`."""
+    def take_over(self, first: "_Offer", num_tokens: int, now_s: float) -> TakeOver | None:
+        """What it takes that the prompt goes on here whose first token comes from `first`."""
         here = self.found
-        return here.node.take_over_s(
-            here.holding, first.found.node, num_tokens=num_tokens, now_s=now_s
+        return here.node.take_over(
+            here.holding,
+            first.found.node,
+            num_tokens=num_tokens,
+            after_s=first.place.first_token_s,
+            now_s=now_s,
         )
 
 
 class Ingress:
-    """Owns: the nodes that one ingress knows, and the requests it has sent whose first token has
-    not come.
+    """Owns: the nodes that one ingress knows, the requests it has sent whose first token has not
+    come, and what hand-overs between these nodes have taken.
     """
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
         self._nodes: dict[NodeId, Node] = {}
         self._sent: dict[RequestId, _Sent] = {}
-        self._last_nodes = LastPlaces()
+        self._last_nodes = LastPlaces[int]()
+        self._hand_overs = HandOverTimes()
 
     def handle(self, event: NodeEvent, now_s: float) -> tuple[RequestId, ...]:
         """Follow what is told of a node; what concerns one that is not known is stale.
@@ -110,6 +117,7 @@ class Ingress:
                 node.hear(event.report, now_s)
             case NodeGone():
                 del self._nodes[event.node]
+                self._hand_overs.forget(event.node)
                 lost = [name for name, sent in self._sent.items() if sent.route.node == event.node]
                 for name in lost:
                     self.release(name)
@@ -155,22 +163,25 @@ class Ingress:
             each.number: _Offer(each, need, replace(need.place, is_preferred=each.number == last))
             for each, need in zip(found, _needs(asking, found, now_s), strict=True)
         }
-        chosen, then = self._choose(asking, offers, now_s)
+        chosen = self._choose(asking, offers, now_s)
+        split = chosen if isinstance(chosen, Split) else None
+        offer = chosen if isinstance(chosen, _Offer) else offers[chosen.first]
         if asking.session_id is not None:
-            self._last_nodes.remember(asking.session_id, then or chosen)
+            last_node = offer.number if split is None else split.then
+            self._last_nodes.remember(asking.session_id, last_node)
 
         self.release(asking.request_id)
-        if then is not None:
-            self._nodes[then].expect(asking.request_id)
-        return self._send(asking, offers[chosen], then, now_s)
+        if split is not None:
+            self._nodes[split.then].expect(asking.request_id)
+        return self._send(asking, offer, split, now_s)
 
     def _choose(
         self, asking: Asking, offers: Mapping[NodeId, _Offer], now_s: float
-    ) -> tuple[NodeId, NodeId | None]:
-        """The node that gets a request, and the one where it goes on; None: it stays there."""
+    ) -> _Offer | Split:
+        """The node that gets a request, or the two that share it."""
         firsts = [one for one in offers.values() if one.role is EngineRole.PREFILL]
         if not (self._policy.minds_roles and firsts):
-            return self._choose_whole(asking, list(offers.values())).number, None
+            return self._choose_whole(asking, list(offers.values()))
 
         # Those who decode wait for what is computed beside them, which here has another choice.
         disturbing = {number: one.disturbing() for number, one in offers.items()}
@@ -178,27 +189,37 @@ class Ingress:
         wholes = lasts if lasts and not asking.is_one_token else list(disturbing.values())
         whole = self._choose_whole(asking, wholes)
         if not asking.may_be_split:
-            return whole.number, None
-
+            return whole
         splits = [
-            Split(first=first.number, then=one.number, place=first.place, hand_over_s=seconds)
+            self._split(first, one, take_over, now_s)
             for first in disturbing.values()
             if first.role is EngineRole.PREFILL
             for one in lasts
-            if (seconds := one.take_over_s(first, asking.num_tokens, now_s)) is not None
+            if (take_over := one.take_over(first, asking.num_tokens, now_s)) is not None
         ]
-        split = choose_split(whole.place, splits)
-        return (whole.number, None) if split is None else (split.first, split.then)
+        return choose_split(whole.place, splits) or whole
+
+    def _split(self, first: _Offer, then: _Offer, take_over: TakeOver, now_s: float) -> Split:
+        way = Way(first.number, then.number)
+        return Split(
+            first=first.number,
+            then=then.number,
+            place=first.place,
+            take_over=take_over,
+            hand_over_s=self._hand_overs.predict_s(way, take_over.foreseen_s, now_s),
+        )
 
     def _choose_whole(self, asking: Asking, offers: Sequence[_Offer]) -> _Offer:
         names, places = [one.name for one in offers], [one.place for one in offers]
         return offers[self._policy.choose(asking, names, places)]
 
-    def _send(self, asking: Asking, offer: _Offer, then: NodeId | None, now_s: float) -> Route:
+    def _send(self, asking: Asking, offer: _Offer, split: Split | None, now_s: float) -> Route:
         """Count a request at the node that it is sent to."""
         chosen, need = offer.found, offer.need
         words, page_size = _usable_words(asking, chosen.page_size), chosen.page_size
-        following = None if then is None else NextNode(node=then, name=self._nodes[then].name)
+        following = None
+        if split is not None:
+            following = NextNode(node=split.then, name=self._nodes[split.then].name)
         route = Route(
             node=chosen.number,
             name=chosen.node.name,
@@ -209,7 +230,7 @@ class Ingress:
             num_pulled_tokens=need.num_pulled_pages * page_size,
             then=following,
         )
-        self._sent[asking.request_id] = _Sent(route, now_s)
+        self._sent[asking.request_id] = _Sent(route, now_s, split)
         return route
 
     def note_first_token(self, request_id: RequestId, now_s: float) -> float | None:
@@ -222,10 +243,26 @@ class Ingress:
             return None
         took_s = now_s - sent.sent_s
         self.release(request_id)
+        if sent.split is not None:
+            way = Way(sent.split.first, sent.split.then)
+            foreseen_s = sent.split.take_over.foreseen_s
+            self._hand_overs.begin(request_id, way, foreseen_s, now_s)
         return took_s - sent.route.first_token_s
+
+    def go_on(self, request_id: RequestId, node: NodeId, then_named: RequestId) -> None:
+        """The rest of a request whose first token has come is asked of a node, by another name."""
+        self._hand_overs.go_on(request_id, node, then_named)
+
+    def note_next_token(self, then_named: RequestId, now_s: float) -> float | None:
+        """A token has come of what goes on: how long it took shows what the next ones will take.
+
+        Returns the seconds since its first token; None if it is not the first one there.
+        """
+        return self._hand_overs.end(then_named, now_s)
 
     def release(self, request_id: RequestId) -> None:
         """A request has ended, or its first token has come; others change nothing."""
+        self._hand_overs.drop(request_id)
         sent = self._sent.pop(request_id, None)
         if sent is None:
             return

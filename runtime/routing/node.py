@@ -32,6 +32,7 @@ from raydix.runtime.routing.events import NodeFound
 from raydix.runtime.routing.growing_filter import GrowingFilter
 from raydix.runtime.routing.key_filter import Words, words_of
 from raydix.runtime.routing.load_average import AVERAGED_S
+from raydix.runtime.routing.split import TakeOver
 
 _TIMES_COMPUTED = 2.0
 """What is computed takes the room of as many other pages, which have to be computed again, too, if
@@ -183,10 +184,12 @@ class Node:
         )
         return Need(place, compute_s * self._num_decoding(report), num_there, num_pulled)
 
-    def take_over_s(
-        self, holding: Holding, first: "Node", *, num_tokens: int, now_s: float
-    ) -> float | None:
-        """The time in which a request goes on here whose prompt another node has computed.
+    def take_over(
+        self, holding: Holding, first: "Node", *, num_tokens: int, after_s: float, now_s: float
+    ) -> TakeOver | None:
+        """What it takes that a request goes on here whose prompt another node has computed.
+
+        `after_s`: the time until its first token; what waits here now is done by then, or in part.
 
         None: its pages would not come here, or as many wait here as may: what goes on is taken in
         however many wait. Raises ValueError before the first report of either.
@@ -205,8 +208,11 @@ class Node:
         num_loaded = max(0, num_pages - holding.num_near)
         copies_s = _predict_s(other.load, num_loaded) + _predict_s(report.load, num_loaded)
         compute_s = report.prefill.predict_s(num_tokens + 1 - num_pages * report.page_size)
-        delayed_s = compute_s * self._num_decoding(report)
-        return self._wait_s(report, now_s) + copies_s + fetch_s + compute_s + delayed_s
+        wait_s = max(0.0, self._wait_s(report, now_s) - after_s)
+        return TakeOver(
+            foreseen_s=wait_s + copies_s + fetch_s + compute_s,
+            delayed_s=compute_s * self._num_decoding(report),
+        )
 
     def expect(self, request_id: RequestId) -> None:
         """A request will go on here once another node has given its first token."""

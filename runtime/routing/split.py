@@ -13,6 +13,16 @@ from raydix.runtime.routing.choice import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver:
+    """What it takes to go on at one node with what another one has begun, by the rates of both."""
+
+    foreseen_s: float
+    """From the first token until the second one, beyond the time of a step."""
+    delayed_s: float
+    """How much later those who decode there get their tokens, all together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """What it would take to compute a prompt on one node and to go on at another one."""
 
@@ -22,13 +32,14 @@ class Split:
     """The node that gives all others."""
     place: Place
     """The price at the first node, as that of a whole request there."""
+    take_over: TakeOver
     hand_over_s: float
-    """The time from the first token until the second one, beyond that of a step."""
+    """How long what is foreseen of that will take, as others have shown."""
 
     @property
     def cost_s(self) -> float:
         """How long all wait, together."""
-        return cost_s(self.place) + self.hand_over_s
+        return cost_s(self.place) + self.hand_over_s + self.take_over.delayed_s
 
 
 def cost_s(place: Place) -> float:

@@ -1,6 +1,6 @@
 """What is predicted of steps and loads, and what is believed before any is observed.
 
-A wrong belief is refuted as `predictors.py` says. Who is there to refute it:
+A wrong belief is refuted as `runtime/routing/predictors.py` says. Who is there to refute it:
 - Prompts. A step with prompts takes at least 512 tokens whatever is predicted (`mixture.py`), and
   each shows its time; larger ones are bounded by it. If all prompts are cached, computing one
   instead of loading it is tried (`load_choice.py`).
@@ -8,7 +8,7 @@ A wrong belief is refuted as `predictors.py` says. Who is there to refute it:
 - Loads. Those believed to be too slow are tried (`load_choice.py`); others show it.
 """
 
-from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.routing.predictors import TimePredictor
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _START_DECODE_S, _START_DECODE_ROWS_PER_S = 0.01, 25_600.0

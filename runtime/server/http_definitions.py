@@ -72,10 +72,25 @@ ROUTED_EARLY = histogram(
     "By how much first tokens came sooner than predicted, of those that did.",
     labels=("replica",),
 )
+ROUTED_HAND_OVER = histogram(
+    "routing_hand_over_seconds",
+    REQUEST_BOUNDS_S,
+    "From the first token of a request that goes on at another engine until the second one.",
+    labels=("replica",),
+)
 
 HTTP_GROUPS = (
     MetricGroup("HTTP", (REQUESTS, IN_PROGRESS, FIRST_BYTE, DURATION)),
     MetricGroup(
-        "Routing", (ROUTED, ROUTED_TOKENS, ROUTED_SPLIT, ROUTED_KEYS, ROUTED_LATE, ROUTED_EARLY)
+        "Routing",
+        (
+            ROUTED,
+            ROUTED_TOKENS,
+            ROUTED_SPLIT,
+            ROUTED_KEYS,
+            ROUTED_LATE,
+            ROUTED_EARLY,
+            ROUTED_HAND_OVER,
+        ),
     ),
 )

@@ -17,6 +17,7 @@ from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.http_definitions import (
     ROUTED,
     ROUTED_EARLY,
+    ROUTED_HAND_OVER,
     ROUTED_KEYS,
     ROUTED_LATE,
     ROUTED_SPLIT,
@@ -56,11 +57,12 @@ class RoutingCollector(Collector):
                 keys.add_metric((engine, self._replica), number)
         yield from (routed, tokens, split, keys)
 
-        errors = (
+        times = (
             (ROUTED_LATE, [figures.late for figures in all_figures]),
             (ROUTED_EARLY, [figures.early for figures in all_figures]),
+            (ROUTED_HAND_OVER, [figures.hand_over for figures in all_figures]),
         )
-        for metric, counted in errors:
+        for metric, counted in times:
             family = HistogramMetricFamily(_name(metric), metric.description, labels=metric.labels)
             told = reduce(add, (each.distribution() for each in counted))
             buckets = [(bound, float(count)) for bound, count in told.cumulative()]

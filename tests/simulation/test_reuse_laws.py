@@ -10,8 +10,8 @@ from raydix.runtime.cache.host.answer_times import AnswerTimes
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.unwritten import UnwrittenPages
 from raydix.runtime.config.policies import LoadPolicy
+from raydix.runtime.routing.predictors import TimePredictor
 from raydix.runtime.scheduler.life import room
-from raydix.runtime.scheduler.predictors import TimePredictor
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import FULL_AND_WINDOW
 from tests.simulation.reuse_laws import Law, Name, Probe, check_reuse, has_made_way

@@ -52,7 +52,7 @@ class Placing:
         self._rates = rates
         self._life = life
         self._timers = timers
-        self._last_lanes = LastPlaces()
+        self._last_lanes = LastPlaces[int]()
         self._prefixes = RecentPrefixes(_NUM_RECENT_PAGES)
 
     def place_some(self, now_s: float, *, until_s: float = math.inf) -> int:

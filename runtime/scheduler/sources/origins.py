@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from raydix.ids import L3_SOURCE, SourceId
 from raydix.runtime.messages.host import LookupProgress, PageSource
 from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound, PeerGone
-from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.routing.predictors import TimePredictor
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.mirror import Mirror
 

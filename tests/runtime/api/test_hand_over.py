@@ -68,6 +68,23 @@ async def test_the_rest_is_asked_of_another_engine_with_what_has_come(told):
     assert told.figures.num_split == {"a": 0, "b": 1}
 
 
+async def test_what_a_hand_over_took_is_counted_from_its_first_token_to_its_second(told):
+    task = await begin(told)
+    told.now_s = 1.0
+    told.links["a"].deliver(delta("r", [5]))
+    await turns()
+    told.now_s = 1.5
+    told.links["a"].deliver(delta("r", finished=FinishReason.HANDED_OVER))
+    await turns()
+    told.now_s = 3.0
+    told.links["b"].deliver(delta("r", [6]))
+    await turns()
+    told.now_s = 4.0
+    told.links["b"].deliver(delta("r", [7], finished=FinishReason.LENGTH))
+    await end_of(task)
+    assert told.figures.hand_over.figure()["sum"] == pytest.approx(2.0)
+
+
 async def test_callers_see_the_first_token_before_the_hand_over(told):
     outputs = told.client.generate(PROMPT, None, "r")
     coming = asyncio.ensure_future(anext(outputs))

@@ -13,7 +13,7 @@ from raydix.runtime.routing.choice import Place
 from raydix.runtime.routing.events import NodeGone, NodeReported, Route
 from raydix.runtime.routing.ingress import Ingress
 from raydix.runtime.routing.policies import RoundRobin, RoutingPolicy, SessionHash, SoonestNode
-from raydix.runtime.routing.split import Split, choose_split
+from raydix.runtime.routing.split import Split, TakeOver, choose_split
 from tests.runtime.routing.told import (
     LOAD_PAGE_S,
     PAGE_SIZE,
@@ -40,8 +40,14 @@ def place(own_s: float, caused_s: float = 0.0) -> Place:
     )
 
 
-def split(first: int, own_s: float, hand_over_s: float) -> Split:
-    return Split(first=NodeId(first), then=NodeId(9), place=place(own_s), hand_over_s=hand_over_s)
+def split(first: int, own_s: float, hand_over_s: float, delayed_s: float = 0.0) -> Split:
+    return Split(
+        first=NodeId(first),
+        then=NodeId(9),
+        place=place(own_s),
+        take_over=TakeOver(foreseen_s=0.0, delayed_s=delayed_s),
+        hand_over_s=hand_over_s,
+    )
 
 
 def ingress_of(*reports: NodeReported, policy: RoutingPolicy | None = None) -> Ingress:
@@ -77,6 +83,11 @@ def test_what_gains_nothing_stays_whole(whole_s: float) -> None:
     assert choose_split(place(whole_s), []) is None
 
 
+def test_what_others_are_delayed_by_going_on_counts() -> None:
+    assert choose_split(place(1.0), [split(1, 0.2, 0.3, delayed_s=0.6)]) is None
+    assert choose_split(place(1.0), [split(1, 0.2, 0.3, delayed_s=0.4)]) is not None
+
+
 def test_a_long_prompt_beside_others_that_decode_is_split() -> None:
     ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
 
@@ -97,6 +108,65 @@ def test_a_short_prompt_is_not_split() -> None:
     ingress = ingress_of(prefills(0, load=slow), decodes(1, num_decoding=20))
     assert nodes_of(sent(ingress, SHORT)) == (1, None)
     assert nodes_of(sent(ingress, LONG, "b")) == (0, 1)
+
+
+def test_what_waits_where_a_prompt_goes_on_is_done_while_it_is_computed() -> None:
+    first, busy = prefills(0), decodes(1, num_decoding=20, busy_s=1.5)
+    route = sent(ingress_of(first, busy, decodes(2, num_decoding=21)), LONG)
+    assert nodes_of(route) == (0, 1)
+    assert route.first_token_s > 1.5
+    busier = decodes(1, num_decoding=20, busy_s=10.0)
+    assert nodes_of(sent(ingress_of(first, busier, decodes(2, num_decoding=21)), LONG)) == (0, 2)
+
+
+def long_prompt(number: int) -> range:
+    return range(1000 * (1 + number), 1000 * (1 + number) + 100)
+
+
+def handed_over(ingress: Ingress, name: str, took_s: float, at_s: float) -> None:
+    """What was sent with this name goes on, and has its second token so long after its first."""
+    rest = RequestId(f"rest of {name}")
+    ingress.note_first_token(RequestId(name), at_s)
+    ingress.go_on(RequestId(name), NodeId(1), rest)
+    assert ingress.note_next_token(rest, at_s + took_s) == pytest.approx(took_s)
+
+
+def test_where_hand_overs_were_slow_prompts_stay_whole_until_that_is_forgotten() -> None:
+    reports = prefills(0), decodes(1, num_decoding=2)
+    ingress = ingress_of(*reports)
+    for number in range(6):
+        asked = replace(asking(f"r{number}", long_prompt(number)), may_be_split=True)
+        route = ingress.route(asked, number)
+        assert route is not None
+        if route.then is None:
+            break
+        handed_over(ingress, f"r{number}", 12.0, number)
+    assert number == 3, "three slow ones are believed"
+    ingress.release(RequestId("r3"))
+    for each in reports:
+        ingress.handle(each, 600.0)
+    again = ingress.route(replace(asking("again", long_prompt(9)), may_be_split=True), 600.0)
+    assert again is not None
+    assert nodes_of(again) == (0, 1)
+
+
+def test_where_hand_overs_were_quick_prompts_are_split_that_gained_nothing() -> None:
+    slow = Line(0.5, LOAD_PAGE_S)
+    ingress = ingress_of(prefills(0, load=slow), decodes(1, num_decoding=20))
+    assert nodes_of(sent(ingress, SHORT)) == (1, None)
+    for number in range(6):
+        sent(ingress, long_prompt(number), f"r{number}")
+        handed_over(ingress, f"r{number}", 0.01, 0.0)
+    assert nodes_of(sent(ingress, [500], "short")) == (0, 1)
+
+
+def test_what_ends_in_mid_hand_over_teaches_nothing() -> None:
+    ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
+    sent(ingress, LONG)
+    ingress.note_first_token(RequestId("a"), 1.0)
+    ingress.go_on(RequestId("a"), NodeId(1), RequestId("rest"))
+    ingress.release(RequestId("rest"))
+    assert ingress.note_next_token(RequestId("rest"), 50.0) is None
 
 
 def test_nothing_is_to_go_on_where_as_many_wait_as_may() -> None:

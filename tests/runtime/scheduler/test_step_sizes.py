@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raydix.runtime.messages.plan import StepPlan
-from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.routing.predictors import TimePredictor
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 PAGE_SIZE = 16

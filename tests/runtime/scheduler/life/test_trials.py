@@ -5,12 +5,12 @@ import math
 import pytest
 
 from raydix.ids import LeaseId
+from raydix.runtime.routing.predictors import TimePredictor
 from raydix.runtime.scheduler.life.trials import (
     Trials,
     num_affordable,
     num_soon_done,
 )
-from raydix.runtime.scheduler.predictors import TimePredictor
 
 _LEASE = LeaseId(1)
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from raydix.runtime.scheduler.predictors import TimePredictor
+from raydix.runtime.routing.predictors import TimePredictor
 
 
 def test_before_anything_is_observed_the_start_rate_holds() -> None:

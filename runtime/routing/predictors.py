@@ -3,7 +3,7 @@
 How a belief is refuted. Too quick: what is done by it is seen to be slow, and the third such piece
 is believed. Too slow: one quick piece is believed at once, of any size, for it bounds the others. A
 piece takes no longer than a larger one, and no longer per unit than a smaller one. What a belief
-keeps from being done is not seen: then `trials.py` has it done now and then, and what nobody has
+keeps from being done is not seen: then it is done as a trial now and then, and what nobody has
 done for long is forgotten.
 """
 
