@@ -50,7 +50,7 @@ sizes: venv
 docs: venv
 	$(BIN)/python tests/check_docs.py
 
-# Several processes, one more than cores, as the one with all tests of Ray often waits. Which tests stay together: tests/processes.py.
+# Several processes, one more than cores, as the two with all tests of Ray often wait. Which tests stay together: tests/processes.py.
 test: venv
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not gpu and not multi_gpu" -n $$(($$(nproc) + 1)) --maxprocesses 4 --part $(PART) $(TEST_FLAGS)
 

@@ -1,5 +1,6 @@
 """Which tests run in the same process, where pytest has several (`-n`)."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,25 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-RAY = "ray"
-"""The group of all files that start Ray: its tests share one cluster and one engine."""
+SHARED = "ray"
+"""The group of all files whose tests run on the session's Ray cluster: one process has it."""
+OWN = "clusters"
+"""The group of all files whose tests start clusters of their own, one after the other."""
 APART = "tests/simulation/"
 """Tests that share nothing and compute for long."""
+AFTER_SILENCE = "tests/runtime/actors/test_silence.py"
+"""The file that waits until a client was without an engine for long: best behind all others."""
+_USES_SHARED = re.compile(r"\b(?:ray_cluster|shared_engine|bereaved)[:\"]")
+"""What is in a file whose tests ask for a fixture of the session, by its name."""
 
 
 @cache
-def starts_ray(path: str) -> bool:
-    """Whether some test of this file does."""
-    return "mark.ray" in (ROOT / path).read_text()
+def cluster_of(path: str) -> str | None:
+    """Which group a file belongs to if some test of it starts Ray."""
+    text = (ROOT / path).read_text()
+    if "mark.ray" not in text:
+        return None
+    return SHARED if _USES_SHARED.search(text) else OWN
 
 
 def group_of(node: str) -> str:
@@ -25,7 +35,7 @@ def group_of(node: str) -> str:
     if path.startswith(APART):
         return node
     # Tests of a file share fixtures.
-    return RAY if starts_ray(path) else path
+    return cluster_of(path) or path
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -45,7 +55,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where there are several processes, begin with Ray and with what takes long.
 
-    The tests of Ray wait more than they compute, and so cost the other processes little.
+    The tests of Ray wait more than they compute, and so cost the other processes little. They are
+    two of the processes, as all of them one after the other would take longest by far.
     """
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _turn(item.nodeid))
@@ -53,4 +64,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _turn(node: str) -> int:
     group = group_of(node)
-    return 0 if group == RAY else 1 if group == node else 2
+    if group == SHARED:
+        return 1 if node.startswith(AFTER_SILENCE) else 0
+    return 2 if group == OWN else 3 if group == node else 4

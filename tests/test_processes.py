@@ -3,8 +3,9 @@
 import re
 
 import hypothesis
+import pytest
 
-from tests.processes import APART, RAY, ROOT, group_of
+from tests.processes import AFTER_SILENCE, APART, OWN, ROOT, SHARED, group_of
 
 
 def test_every_file_that_uses_the_shared_cluster_runs_in_its_process() -> None:
@@ -12,7 +13,29 @@ def test_every_file_that_uses_the_shared_cluster_runs_in_its_process() -> None:
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if word.search(path.read_text())]
     assert len(files) > 5
     groups = {path.name: group_of(f"{path.relative_to(ROOT)}::test_any") for path in files}
-    assert {name for name, group in groups.items() if group != RAY} == set()
+    assert {name for name, group in groups.items() if group != SHARED} == set()
+    assert f"{ROOT / AFTER_SILENCE}" in map(str, files)
+
+
+def test_no_test_of_another_process_asks_for_the_shared_cluster(
+    request: pytest.FixtureRequest,
+) -> None:
+    """Whatever its file says: all tests of this run are looked at, fixtures of fixtures, too."""
+    wrong = {
+        item.nodeid
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and {"ray_cluster", "bereaved"} & set(item.fixturenames)
+        and group_of(item.nodeid) != SHARED
+    }
+    assert wrong == set()
+
+
+def test_services_and_what_else_has_a_cluster_of_its_own_run_in_one_process_more() -> None:
+    own = ("service/test_scaling.py", "service/test_versions.py", "test_job_submit.py")
+    assert {group_of(f"tests/{path}::test_any") for path in own} == {OWN}
+    # It has the fixture by another one, and says so.
+    assert group_of("tests/service/test_access.py::test_any") == SHARED
 
 
 def test_a_files_tests_stay_together_but_for_the_simulation() -> None:

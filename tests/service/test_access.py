@@ -47,7 +47,7 @@ from tests.service.guarded import (
 from tests.service.replayed import in_the_middle, replay
 
 __all__ = ["service", "url"]
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 SALT = "a-word-that-alice-keeps-to-herself"
 PASSWORD = "the-password-of-a-redis"
