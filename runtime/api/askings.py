@@ -214,7 +214,7 @@ class Askings:
                 frame = await link.receive()
                 if isinstance(frame, EngineNews):
                     if frame.report is not None:
-                        line.note_awake()
+                        line.hear(frame.report)
                     self._choice.hear(line, frame)
                     continue
                 assert isinstance(frame, TokenFrame), (

@@ -177,6 +177,10 @@ class AsyncLLM(ModelHandle):
         phase: str | None = await self._engine.call("phase")
         return phase
 
+    async def phase_by_engine(self) -> dict[str, str | None]:
+        """`phase` of each engine of this handle, by its name."""
+        return {self.name: await self.phase()}
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Tell where each range of a request's prompt came from, or why it was computed.
 

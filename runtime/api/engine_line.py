@@ -8,7 +8,7 @@ from raydix.errors import EngineDead
 from raydix.ids import AskingId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.client import FromClient, PrefetchPrompt, SubmitRequest
-from raydix.runtime.messages.routing import EngineNews
+from raydix.runtime.messages.routing import EngineNews, NodeReport
 from raydix.runtime.routing.events import Route
 
 _CLOSED = "The connection to the engine is closed. Connect again."
@@ -50,12 +50,12 @@ class EngineLine:
         self._is_stopping = True
 
     def note_asleep(self) -> None:
-        """Note that the engine sleeps: others are asked until it tells its load again."""
+        """Note that the engine sleeps: others are asked until it says that it is awake."""
         self._is_asleep = True
 
-    def note_awake(self) -> None:
-        """Note that the engine has told its load, as one that sleeps does not."""
-        self._is_asleep = False
+    def hear(self, report: NodeReport) -> None:
+        """Note whether the engine says that it sleeps."""
+        self._is_asleep = report.is_asleep
 
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         """Send what will be answered. Raises EngineDead."""

@@ -117,6 +117,21 @@ class AsyncService(ModelHandle):
         """Let every engine go on without L3; see `AsyncLLM.detach_storage`."""
         return await self._call_all("detach_storage")
 
+    async def sleep(self, weights: bool = False) -> dict[str, Any]:
+        """Have every engine sleep; see `AsyncLLM.sleep`."""
+        return await self._call_all("fall_asleep", check_switch("weights", weights))
+
+    async def wake(self) -> dict[str, Any]:
+        """Have every engine wake; see `AsyncLLM.wake`.
+
+        Raises EngineAsleep if one of them has no room: the others are awake.
+        """
+        return await self._call_all("wake")
+
+    async def phase_by_engine(self) -> dict[str, str | None]:
+        """Whether each engine is awake, as `AsyncLLM.phase`; None, too, for one that is away."""
+        return await self._call_all("phase")
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Tell where a request's prompt came from, by the engine that knows of it.
 

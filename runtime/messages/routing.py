@@ -51,6 +51,10 @@ class NodeReport:
     """How many requests decode there, each of which waits while prompts are computed."""
     is_full: bool = False
     """Whether so many requests wait there that a new one would be refused."""
+    is_asleep: bool = False
+    """Whether the engine sleeps, or is on its way into sleep or out of it: nobody knows for how
+    long requests would wait there.
+    """
     role: EngineRole = EngineRole.BOTH
     l2: str | None = None
     """Which L2 the node uses: nodes that say the same share it. None: it has none now."""

@@ -22,6 +22,8 @@ def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool
     """
     if age_s >= INTERVAL_S or report.is_full != told.is_full:
         return True
+    if report.is_asleep != told.is_asleep:
+        return True
     believed_s = max(0.0, told.busy_s - age_s)
     if abs(report.busy_s - believed_s) > max(_LEAST_CHANGE_S, _CHANGE * believed_s):
         return True

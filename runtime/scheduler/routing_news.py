@@ -23,11 +23,6 @@ from raydix.runtime.scheduler.sleep import Sleep
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.timers import Alarm, Timers
 
-_ASLEEP_S = 86_400.0
-"""What a request waits as far as is told while the engine sleeps, or is about to: nobody knows how
-long. So none is sent there that another engine can answer.
-"""
-
 
 @dataclass(slots=True)
 class _Client:
@@ -144,12 +139,12 @@ class RoutingNews:
 
     def _report(self, client: _Client, now_s: float) -> NodeReport | None:
         """The load as it is; None if no lane of an engine awake has its ranks: nobody knows."""
-        busy_s = self._busy_s(now_s) if self._sleep.is_awake else _ASLEEP_S
-        if busy_s is None:
+        is_asleep, busy_s = not self._sleep.is_awake, self._busy_s(now_s)
+        if busy_s is None and not is_asleep:
             return None
         return NodeReport(
             num_seen=client.num_sent,
-            busy_s=busy_s,
+            busy_s=busy_s or 0.0,
             num_requests=len(self._requests.living),
             arrivals_per_s=self._load.arrivals_per_s(now_s),
             busy_fraction=self._load.busy_fraction(now_s),
@@ -161,6 +156,7 @@ class RoutingNews:
             interval_s=INTERVAL_S,
             num_decoding=sum(len(lane.batch) for lane in self._lanes),
             is_full=self._num_waiting >= self._settings.max_waiting_requests,
+            is_asleep=is_asleep,
             role=self._settings.role,
             l2=self._source.view.l2 if self._source.view.is_usable else None,
         )

@@ -46,6 +46,18 @@ class ServedEngine(Protocol):
         """Go on without L3."""
         ...
 
+    async def sleep(self, weights: bool = False) -> dict[str, Any]:
+        """Give the GPUs' memory back."""
+        ...
+
+    async def wake(self) -> dict[str, Any]:
+        """Take the GPUs' memory again."""
+        ...
+
+    async def phase_by_engine(self) -> dict[str, str | None]:
+        """Whether each engine is awake, by its name; None where nobody knows."""
+        ...
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Where each range of a request's prompt came from."""
         ...

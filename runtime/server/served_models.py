@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from raydix.errors import BadParameter, EngineDead
+from raydix.errors import BadParameter, EngineAsleep, EngineDead
 from raydix.runtime.server.engine import ServedEngine
 from raydix.runtime.server.errors import RequestRefused, failure
 from raydix.runtime.server.served import Served
@@ -48,14 +48,14 @@ class ServedModels:
         return served
 
     async def ask_all(self, ask: Callable[[Served], Awaitable[T]]) -> dict[str, T | None]:
-        """What each model answers, by its name; None for one whose engines are all away.
+        """What each model answers, by its name; None for one whose engines are away or asleep.
 
-        Raises EngineDead if that is so for all of them, and what any of them raises else.
+        Raises EngineDead or EngineAsleep if that is so for all, and what any of them raises else.
         """
         answers = await asyncio.gather(*map(ask, self.all), return_exceptions=True)
         errors = [each for each in answers if isinstance(each, BaseException)]
         for error in errors:
-            if len(errors) == len(answers) or not isinstance(error, EngineDead):
+            if len(errors) == len(answers) or not isinstance(error, EngineDead | EngineAsleep):
                 raise error
         return {
             name: None if isinstance(answer, BaseException) else answer

@@ -3,7 +3,9 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from raydix.errors import EngineAsleep
 from raydix.runtime.api.model_limits import ModelLimits
+from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.server.answers import json_answer
 from raydix.runtime.server.served import REFUSALS, Served
 from raydix.runtime.server.served_models import ServedModels
@@ -23,8 +25,8 @@ def status_routes(models: ServedModels) -> APIRouter:
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=REFUSALS)
     async def ready() -> Response:
-        """One model's engines at least take requests; 503 if none do."""
-        limits = await models.ask_all(_limits)
+        """One model's engines at least take requests; 503 if none do, or all sleep."""
+        limits = await models.ask_all(_limits_awake)
         there = [name for name, each in limits.items() if each is not None]
         return JSONResponse({"status": "ready", "models": there})
 
@@ -47,6 +49,20 @@ def status_routes(models: ServedModels) -> APIRouter:
 
 async def _limits(served: Served) -> ModelLimits:
     return await served.engine.limits()
+
+
+async def _limits_awake(served: Served) -> ModelLimits:
+    """Raises EngineAsleep if all engines sleep, or are on their way into sleep or out of it."""
+    limits = await _limits(served)
+    phases = await served.engine.phase_by_engine()
+    known = {phase for phase in phases.values() if phase is not None}
+    if known and Phase.AWAKE.value not in known:
+        told = ", ".join(sorted(known))
+        raise EngineAsleep(
+            f"No engine of {served.model_name} is awake ({told}). Wake it with raydix wake, or "
+            "POST /admin/wake."
+        )
+    return limits
 
 
 def _model(served: Served, limits: ModelLimits | None) -> Model:

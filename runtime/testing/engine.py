@@ -104,6 +104,10 @@ class InProcessEngine:
         """Have all ranks take again what they gave back."""
         return await self._supervisor.wake()
 
+    async def phase(self) -> str | None:
+        """Whether the engine is awake; None while its Scheduler is being restarted."""
+        return await self._supervisor.phase()
+
     async def explain(self, request_id: str) -> dict[str, Any] | None:
         """Where the prompt of a recent request came from, by token range."""
         return await self._supervisor.scheduler_calls.explain(request_id)

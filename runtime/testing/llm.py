@@ -79,6 +79,18 @@ class InProcessLLM:
         """Leave the engine without an L3 backend."""
         return await self._engine.detach_storage()
 
+    async def sleep(self, weights: bool = False) -> dict[str, Any]:
+        """Have the engine sleep."""
+        return await self._engine.fall_asleep(weights)
+
+    async def wake(self) -> dict[str, Any]:
+        """Have the engine wake."""
+        return await self._engine.wake()
+
+    async def phase_by_engine(self) -> dict[str, str | None]:
+        """Whether the engine is awake, by its name."""
+        return {self.name: await self._engine.phase()}
+
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Explain a request. Raises UnknownRequest if the engine does not know it any more."""
         return await explained(self._engine.explain, request_id)

@@ -15,6 +15,19 @@ class FlushRequest(WireRequest):
     """The name of the model whose engines do it, where several are served."""
 
 
+class SleepRequest(WireRequest):
+    """What goes: the memory of KV pages, and with `weights` that of the weights, too."""
+
+    weights: bool = False
+    model: str | None = None
+
+
+class WakeRequest(WireRequest):
+    """The model whose engines are to wake."""
+
+    model: str | None = None
+
+
 class AttachRequest(WireRequest):
     """The backend to use from now on, as `cache.l3` of a configuration."""
 

@@ -233,6 +233,24 @@ async def test_what_an_engine_refuses_that_sleeps_goes_on_at_another_until_it_is
         other.cancel()
 
 
+async def test_nothing_is_sent_to_an_engine_that_says_that_it_sleeps_but_where_all_do(told):
+    # The first computes prompts, so that it gets every request.
+    await told.tell("a", report=replace(PREFILL, is_asleep=True))
+    there = [await begin(told, name) for name in ("r", "s")]
+    assert [each.request_id for each in asked(told.links["b"])] == ["r", "s"]
+    assert asked(told.links["a"]) == []
+    assert told.client.has_link("a")
+
+    await told.tell("b", report=replace(DECODE, is_asleep=True))
+    there.append(await begin(told, "t"))
+    assert len(asked(told.links["a"]) + asked(told.links["b"])) == 3, "it waits for a wake"
+    await told.tell("b", report=DECODE)
+    there.append(await begin(told, "u"))
+    assert asked(told.links["b"])[-1].request_id == "u"
+    for each in there:
+        each.cancel()
+
+
 async def test_callers_hear_that_the_last_engine_that_takes_requests_sleeps(told):
     told.links["b"].break_off()
     await turns()

@@ -42,5 +42,12 @@ def test_rates_that_have_changed_are() -> None:
     assert not is_worth_telling(pulls, pulls, 0.0)
 
 
+def test_an_engine_that_falls_asleep_or_wakes_is() -> None:
+    asleep = replace(TOLD, is_asleep=True)
+    assert is_worth_telling(TOLD, asleep, 0.0)
+    assert is_worth_telling(asleep, TOLD, 0.0)
+    assert not is_worth_telling(asleep, asleep, 0.0)
+
+
 def test_after_a_while_anything_is() -> None:
     assert is_worth_telling(TOLD, replace(TOLD, busy_s=0.0), INTERVAL_S)

@@ -64,6 +64,9 @@ ROUTES: dict[tuple[str, str], tuple[set[str], Any]] = {
     ("POST", "/admin/cache/attach"): ({"admin"}, {"l3": {"backend": "fake"}}),
     ("POST", "/admin/cache/detach"): ({"admin"}, None),
     ("GET", "/admin/cache/explain/some"): ({"admin"}, None),
+    ("POST", "/admin/sleep"): ({"admin"}, {}),
+    ("POST", "/admin/wake"): ({"admin"}, {}),
+    ("GET", "/admin/phase"): ({"admin"}, None),
 }
 """Who may, and a body that is right."""
 

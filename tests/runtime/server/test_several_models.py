@@ -10,7 +10,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from raydix.errors import EngineDead
+from raydix.errors import EngineAsleep, EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.tokenizer import load_tokenizer
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
@@ -108,6 +108,21 @@ async def test_all_models_are_listed_each_with_its_own_bounds(two: Two) -> None:
     assert ready == {"status": "ready", "models": list(NAMES)}
 
 
+async def test_a_model_that_sleeps_is_left_out_of_those_that_are_ready(two: Two) -> None:
+    async with two.http(ADMIN) as http:
+        assert (await http.post("/admin/sleep", json={})).status_code == 400
+        assert (await http.post("/admin/sleep", json={"model": "chat"})).status_code == 200
+        ready = await http.get("/ready")
+        assert (ready.status_code, ready.json()["models"]) == (200, ["code"])
+        phases = [(await http.get("/admin/phase", params={"model": each})).json() for each in NAMES]
+        assert phases == [{"in-process": "asleep"}, {"in-process": "awake"}]
+        assert (await http.post("/admin/sleep", json={"model": "code"})).status_code == 200
+        assert (await http.get("/ready")).status_code == 503
+        for name in NAMES:
+            assert (await http.post("/admin/wake", json={"model": name})).status_code == 200
+        assert (await http.get("/ready")).json()["models"] == list(NAMES)
+
+
 async def test_keys_hold_for_every_model_and_tenants_share_nothing_in_any(two: Two) -> None:
     async with two.http("nobody-has-this-key") as http:
         for name in NAMES:
@@ -156,6 +171,8 @@ async def ask(served: Served) -> object:
 async def test_a_model_whose_engines_are_away_hides_no_other() -> None:
     gone, other = EngineDead("gone"), ValueError("wrong")
     assert await models(a=1, b=gone).ask_all(ask) == {"a": 1, "b": None}
+    asleep = EngineAsleep("asleep")
+    assert await models(a=asleep, b=2, c=gone).ask_all(ask) == {"a": None, "b": 2, "c": None}
     with pytest.raises(EngineDead, match="gone"):
         await models(a=gone, b=gone).ask_all(ask)
     with pytest.raises(ValueError, match="wrong"):
