@@ -156,6 +156,9 @@ async def _look(
         try:
             facts = None if record is None else await call_supervisor(name, record, "client_facts")
             phase = None if record is None else await _phase_of(name, record)
+        except BadRequest:
+            # So does a service that has come since.
+            continue
         except EngineDead as error:
             is_refused = isinstance(error.__cause__, LinkRefused)
             facts, phase, problem = None, None, str(error) if is_refused else None

@@ -261,6 +261,8 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     desk = ControlDesk("prod", record, calls, lambda: None)
     await desk.open()
     assert await running_services() == {"prod": described}
+    engines, _ = await status._look()
+    assert engines == [], "one that has come since services were looked for is no engine either"
     own = EngineName("prod/7")
     own.publish(replace(record, control_address="unix:/none"))
     assert await asyncio.to_thread(run, "status") == 0, "a service is not asked as an engine is"
