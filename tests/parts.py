@@ -1,8 +1,10 @@
 """Tests of many cases run a tenth at a time: `--part` draws which, and all without it.
 
 A case that looks at one more seed, family or state of the same claim is marked `part`, and so is
-the tiny run of a benchmark on a real cluster. Whatever number is given, ten that follow each other
-run each of these once; what is not marked always runs.
+the tiny run of a benchmark on a real cluster, and what shows with real processes what the
+simulation, or engines in one process, show with every commit. Tests of a file that share what is
+dear are drawn at once, by `part(together=True)`. Whatever number is given, ten that follow each
+other run each of these once; what is not marked always runs.
 """
 
 from collections import Counter
@@ -37,9 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out = [], []
     for item in items:
         function = item.nodeid.partition("[")[0]
-        is_marked = item.get_closest_marker("part") is not None
-        is_drawn = part_of(function, num_seen[function]) == number % NUM_PARTS
+        mark = item.get_closest_marker("part")
+        if mark is not None and mark.kwargs.get("together"):
+            part = part_of(item.nodeid.partition("::")[0], 0)
+        else:
+            part = part_of(function, num_seen[function])
         num_seen[function] += 1
-        (kept if is_drawn or not is_marked else left_out).append(item)
+        (kept if mark is None or part == number % NUM_PARTS else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)

@@ -67,7 +67,7 @@ def shared_engine(ray_cluster: PrivateCluster, checkpoint: Path) -> Iterator[Sha
             "cache": {
                 "page_size": 16,
                 "l1": {"num_pages": 128},
-                "l2": {"bytes_per_node": "16MiB"},
+                "l2": {"bytes_per_node": "16MiB", "keep_s": 0},
                 "l3": {"backend": "file", "path": storage},
                 "prefetch": {"strategy": "wait_complete"},
             },

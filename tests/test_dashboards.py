@@ -46,6 +46,7 @@ _SCRAPE = "10s"
 _RATE_RANGE = "60s"
 """A rate needs two values."""
 _ALL_SAMPLES_S = 300.0
+_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Load(threading.Thread):
             while not self._stopped.is_set():
                 await asyncio.gather(*(_generate(engine, prompt) for prompt in prompts))
                 await engine.flush()
+                # All panels have samples of little load, too, and others need the cores.
+                await asyncio.sleep(_PAUSE_S)
 
 
 async def _generate(engine: AsyncLLM, prompt: list[int]) -> None:
@@ -113,7 +116,7 @@ def watched(ray_cluster: PrivateCluster) -> Iterator[Watched]:
             "cache": {
                 "page_size": 16,
                 "l1": {"num_pages": 32},
-                "l2": {"bytes_per_node": "4MiB"},
+                "l2": {"bytes_per_node": "4MiB", "keep_s": 0},
                 "l3": {"backend": "file", "path": str(folder / "l3"), "max_bytes": "4MiB"},
             },
         }

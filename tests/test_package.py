@@ -161,6 +161,7 @@ def test_the_wheel_brings_the_command(clean_python: Path, tmp_path: Path) -> Non
     assert '"EngineConfig"' in result.stdout
 
 
+@pytest.mark.part
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_wheel_generates_outside_the_checkout(clean_python: Path, tmp_path: Path) -> None:

@@ -26,6 +26,20 @@ def test_always():
 """
 
 
+TOGETHER = """
+import pytest
+
+pytestmark = pytest.mark.part(together=True)
+
+@pytest.mark.parametrize("step", range(3))
+def test_first(step):
+    pass
+
+def test_last():
+    pass
+"""
+
+
 def drawn(pytester: pytest.Pytester, *options: str) -> set[str]:
     """The names of the tests that run."""
     result = pytester.inline_run("--collect-only", "-p", "tests.parts", *options)
@@ -46,3 +60,9 @@ def test_ten_parts_in_a_row_run_each_case_once(pytester: pytest.Pytester) -> Non
     assert times == Counter(everything) + Counter({"test_always": NUM_PARTS - 1})
     assert max(map(len, parts)) <= 4
     assert drawn(pytester, "--part", str(first + NUM_PARTS)) == parts[0]
+
+
+def test_what_shares_something_dear_is_drawn_at_once(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TOGETHER)
+    numbers = [len(drawn(pytester, "--part", str(number))) for number in range(NUM_PARTS)]
+    assert sorted(numbers) == [0] * (NUM_PARTS - 1) + [4]

@@ -14,7 +14,7 @@ import pytest
 from tests.prometheus_server import free_port, require_program
 from tests.ray_cluster import own_name
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part(together=True)]
 
 ROOT = Path(__file__).parents[1]
 _PAGE_S = 60.0

@@ -346,6 +346,9 @@ def test_floor_counts_each_expert_once_however_large_the_batch() -> None:
     assert many - few == pytest.approx(num_more * per_expert)
 
 
+@pytest.mark.part
+@pytest.mark.ray
+@pytest.mark.slow
 def test_throughput_counts_every_token_and_what_the_client_takes(
     ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,7 +143,7 @@ async def test_aborts_in_mid_hand_over_leave_nothing(references: References) -> 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("doomed", ["prefill", "decode"])
+@pytest.mark.parametrize("doomed", ["prefill", pytest.param("decode", marks=pytest.mark.part)])
 async def test_streams_go_on_when_either_side_is_killed_in_mid_hand_over(
     doomed: str, references: References, ray_cluster: PrivateCluster
 ) -> None:
@@ -153,7 +153,7 @@ async def test_streams_go_on_when_either_side_is_killed_in_mid_hand_over(
     async with AsyncExitStack() as stack:
         for role, name in names.items():
             config = engine_config(
-                reference.folder, role=role, cache={"l2": {"bytes_per_node": "8MiB"}}
+                reference.folder, role=role, cache={"l2": {"bytes_per_node": "8MiB", "keep_s": 0}}
             )
             handle = start_engine(config, name, supervision=IMPATIENT)
             stack.push_async_callback(handle.shutdown)

@@ -157,6 +157,7 @@ async def test_streams_outlive_a_node_and_its_engine_comes_up_elsewhere(
     assert len(set(after.values())) == 2
 
 
+@pytest.mark.part
 async def test_streams_outlive_a_raylet_and_a_node_that_joins_gets_the_engine_that_is_missing(
     nodes: ManyNodes, served: Served, expected: list[list[int]]
 ) -> None:

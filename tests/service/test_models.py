@@ -20,7 +20,7 @@ from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 from tests.ray_cluster import IMPATIENT, own_name
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part]
 
 MIB = 1 << 20
 PATIENCE_S = 120.0

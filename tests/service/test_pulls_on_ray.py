@@ -19,7 +19,7 @@ from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.loading import load_config
 from tests.ray_cluster import IMPATIENT, own_name
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part]
 
 PAGE_SIZE = 16
 WAIT_S = 120.0

@@ -24,7 +24,7 @@ from tests.checkpoints import make_checkpoint
 from tests.ray_cluster import own_name
 from tests.service.test_service import ROOT, WAIT_S, kill_engine, ready_url, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part]
 
 PROMPT_TOKENS = 640
 

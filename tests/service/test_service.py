@@ -113,6 +113,7 @@ def kill_engine(name: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.part
 async def test_streams_go_on_when_every_process_of_an_engine_is_killed(
     names: tuple[str, str], doomed: str
 ) -> None:

@@ -35,7 +35,7 @@ from tests.service.many_nodes import (
     until_serving,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part(together=True)]
 
 MODELS = ("alpha", "beta")
 NUM_STREAMS = 8

@@ -51,7 +51,7 @@ def group(
             "cache": {
                 "page_size": 16,
                 "l1": {"num_pages": 256},
-                "l2": {"bytes_per_node": "16MiB"},
+                "l2": {"bytes_per_node": "16MiB", "keep_s": 0},
                 "load": "always",
             },
         }
@@ -94,6 +94,7 @@ async def test_tokens_survive_sigkill_of_a_rank_whose_experts_come_back_from_the
         await settle(group)
 
 
+@pytest.mark.part
 async def test_tokens_survive_a_new_scheduler_that_knows_experts_from_the_start_alone(
     group: SharedEngine,
 ) -> None:

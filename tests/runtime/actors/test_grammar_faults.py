@@ -44,7 +44,13 @@ async def test_a_grammar_goes_on_where_it_was_when_its_rank_is_killed(tmp_path: 
     write_demo_checkpoint(tmp_path, seed=3)
     config = load_config(
         {"model": {"path": str(tmp_path), "max_model_len": 512}},
-        {"cache": {"l1": {"num_pages": 256}, "page_size": 16}},
+        {
+            "cache": {
+                "l1": {"num_pages": 256},
+                "page_size": 16,
+                "l2": {"bytes_per_node": "16MiB", "keep_s": 0},
+            }
+        },
     )
     async with await AsyncLLM.start(config, name=own_name("grammars")) as llm:
         expected = [await generate(llm, number) for number in range(3)]

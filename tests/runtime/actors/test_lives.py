@@ -69,7 +69,7 @@ async def fragile(ray_cluster: PrivateCluster, checkpoint: Path) -> AsyncIterato
             "cache": {
                 "page_size": 8,
                 "l1": {"num_pages": 256},
-                "l2": {"bytes_per_node": "4MiB"},
+                "l2": {"bytes_per_node": "4MiB", "keep_s": 0},
             },
         }
     )

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
 NUM_REPLICAS = 2
 PATIENCE_S = 120.0
-LONG = {"prompt": "A long story.", "max_tokens": 800, "temperature": 0, "ignore_eos": True}
+LONG = {"prompt": "A long story.", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 KEYS = f"tenants: {{alice: {ALICE}, bob: {BOB}}}\nadmin: {ADMIN}\n"
 OF_REPLICA = r'raydix_http_requests_in_progress{replica="(\d+)"}'
 SERVE_OWN = ("ray::ServeController", "ray::HAProxyManager", "ray::ProxyActor")

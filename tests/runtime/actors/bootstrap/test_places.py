@@ -19,7 +19,7 @@ SECTIONS = {
         # Another L2 than that of the engine which tests share.
         "page_size": 32,
         "l1": {"num_pages": 32},
-        "l2": {"bytes_per_node": "4MiB"},
+        "l2": {"bytes_per_node": "4MiB", "keep_s": 0},
         "l3": {"backend": "file", "path": "l3"},
     },
 }

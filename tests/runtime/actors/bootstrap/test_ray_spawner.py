@@ -115,6 +115,7 @@ async def test_metrics_go_to_rays_agent_unless_the_configuration_says_otherwise(
     assert [each["exporter"] is not None for each in given] == [is_exported] * 2
 
 
+@pytest.mark.part
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_gpu_actor_that_is_made_again_is_the_spare_process() -> None:
