@@ -9,6 +9,9 @@ class SchedulingPolicy(StrEnum):
     FCFS = "fcfs"
     LPM = "lpm"
     ROUTING_KEY = "routing_key"
+    SHORTEST_PREFILL = "shortest_prefill"
+    HRRN = "hrrn"
+    DFS_WEIGHT = "dfs_weight"
 
 
 class EngineRole(StrEnum):

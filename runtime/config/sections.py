@@ -293,7 +293,11 @@ class SchedulerSection(Section):
     """Order and size of batches. Budgets are per data-parallel rank."""
 
     policy: Choice[SchedulingPolicy] = Field(
-        SchedulingPolicy.LPM, description="Which waiting request has its turn first."
+        SchedulingPolicy.LPM,
+        description="Which waiting request has its turn first: fcfs: by arrival; lpm: the longest "
+        "cached prefix; routing_key: the keys of running requests; shortest_prefill: the fewest "
+        "tokens to compute; hrrn: the longest wait per token to compute; dfs_weight: the prefix "
+        "with which most waiting requests begin.",
     )
     max_prefill_tokens: Count = Field(
         16384,

@@ -18,6 +18,7 @@ from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
 from tests.simulation.named_pages import NamedPages
+from tests.simulation.queue_order import check_turns
 from tests.simulation.sleep import check_asleep
 
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ class SchedulerProcess:
         if self._cluster.world.is_check_due():
             self.core.check()
             check_hints(self.core)
+            check_turns(self.core, self._cluster.clock.now_s)
             check_asleep(self.core)
             self.followers.compare()
             for named in self._named_pages:

@@ -35,6 +35,7 @@ from tests.simulation.layouts import (
 )
 from tests.simulation.narrow_l2 import narrow_workload
 from tests.simulation.node import Node
+from tests.simulation.queue_order import draw_policy
 from tests.simulation.quiet_end import QuietEnd
 from tests.simulation.random_clients import RandomClients
 from tests.simulation.ranks import SimulatedRank
@@ -62,8 +63,6 @@ _WINDOWED_FRACTION = 0.5
 """The part of workloads that have layers which look back over a window."""
 _EXTREME_FRACTION = 0.3
 """The part of workloads that are at the edges of what may be configured."""
-_ROUTED_FRACTION = 0.2
-"""The part of workloads that schedule by routing keys."""
 _QUIET_FRACTION = 0.35
 """The part of workloads that end in quiet."""
 _SETTLE_S = 60.0
@@ -163,8 +162,7 @@ def draw_workload(seed: int) -> Workload:
         settings = replace(settings, layout=layout)
     max_repeats = random.Random(seed + 18).choice([0, 1, 3, 16])
     settings = with_step_groups(random.Random(seed + 4), replace(settings, max_repeats=max_repeats))
-    if random.Random(seed + 4).random() < _ROUTED_FRACTION:
-        settings = replace(settings, policy=SchedulingPolicy.ROUTING_KEY)
+    settings = replace(settings, policy=draw_policy(seed, settings.policy))
     workload = Workload(
         seed=seed,
         settings=settings,

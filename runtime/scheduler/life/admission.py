@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.life.facts import Coming, Facts, Leader
 from raydix.runtime.scheduler.life.load_choice import Assessment
 from raydix.runtime.scheduler.request.prefetch import prefetch_deadline_s
+from raydix.runtime.scheduler.request.request_order import goes_by_match
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 
@@ -57,7 +57,7 @@ Decision = FallBack | Follow | WaitForPages | LookUpLost | Run
 def decide(settings: SchedulerSettings, facts: Facts, now_s: float) -> Decision:
     """What becomes of a waiting request; whether it has room is seen when that is carried out."""
     chosen = _choose(settings, facts, now_s)
-    is_by_match = settings.policy is SchedulingPolicy.LPM and settings.prefix_caching
+    is_by_match = goes_by_match(settings.policy) and settings.prefix_caching
     num_pages = facts.found.prefix.num_pages
     if is_by_match and num_pages < facts.num_placed_pages:
         return FallBack(num_pages, chosen)

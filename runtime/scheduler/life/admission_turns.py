@@ -100,7 +100,7 @@ class AdmissionTurns:
         # Whoever is looked at runs, is parked, moves back, or has no room.
         while (
             looks.may_go_on
-            and (request := lane.waiting.next_turn()) is not None
+            and (request := lane.waiting.next_turn(now_s)) is not None
             and backlog.has_room(lane.waiting.key(request).level)
         ):
             looks.look_at(request)
@@ -117,7 +117,7 @@ class AdmissionTurns:
             looks.look_at(request)
 
     def _move_grown(self, lane: Lane) -> None:
-        """Under `lpm`, move requests forward of which more is cached than at their last place."""
+        """Move requests forward of which more is cached than at their last place."""
         for _ in range(_MAX_MOVED):
             if (request := lane.waiting.take_grown()) is None:
                 return

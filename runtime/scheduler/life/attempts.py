@@ -107,6 +107,6 @@ class Attempts:
         self, lane: Lane, request: RequestState, back: FallBack, now_s: float
     ) -> Verdict:
         self._life.place_anew(lane, request, back.num_pages)
-        if lane.waiting.next_turn() is not request:
+        if lane.waiting.next_turn(now_s) is not request:
             return Verdict.WAITS
         return self._carry_out(lane, request, back.then, now_s)

@@ -44,7 +44,7 @@ class Facts:
 
     found: Assessment
     num_placed_pages: int
-    """The number of cached pages by which the request has got its place (`lpm`)."""
+    """The number of cached pages by which the request has got its place."""
     leader: Leader | None
     coming: Coming | None
     has_lost_pages: bool

@@ -27,7 +27,7 @@ class ComingPrefixes:
         """
         if request.must_score or request.request_id in self._keys:
             return 0
-        keys = self._keys[request.request_id] = _keys(request.chain)
+        keys = self._keys[request.request_id] = stop_keys(request.chain)
         num_pages = self._num_pages(request.chain, keys)
         for key in keys:
             self._requests.setdefault(key, {})[request.request_id] = request
@@ -45,7 +45,7 @@ class ComingPrefixes:
         """The number of the prompt's leading pages that are about to come anyway."""
         if request.must_score or not self._requests:
             return 0
-        return self._num_pages(request.chain, _keys(request.chain))
+        return self._num_pages(request.chain, stop_keys(request.chain))
 
     def _num_pages(self, chain: Chain, keys: Sequence[PageKey]) -> int:
         """The pages shared with the newest prompt of those that share most of these keys."""
@@ -69,7 +69,7 @@ class ComingPrefixes:
             )
 
 
-def _keys(chain: Chain) -> list[PageKey]:
+def stop_keys(chain: Chain) -> list[PageKey]:
     """The keys of the last of the first 1, 2, 4, ... full pages of a prompt."""
     stops = [1 << bit for bit in range(chain.num_prompt_pages.bit_length())]
     keys = chain.keys(stops[-1]) if stops else b""

@@ -2,24 +2,33 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TypeVar, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey, RequestId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.prompt_shares import PromptWork
-from raydix.runtime.scheduler.queue.coming_prefixes import ComingPrefixes
+from raydix.runtime.scheduler.queue.coming_prefixes import ComingPrefixes, stop_keys
+from raydix.runtime.scheduler.queue.prefix_turns import PrefixTurns
+from raydix.runtime.scheduler.queue.response_turns import ResponseTurns
 from raydix.runtime.scheduler.queue.routing_turns import RoutingTurns, RunningKeys
 from raydix.runtime.scheduler.queue.short_turns import ShortTurns
 from raydix.runtime.scheduler.request.request import RequestState
-from raydix.runtime.scheduler.request.request_order import OrderKey, RequestOrder, order_key
+from raydix.runtime.scheduler.request.request_order import (
+    OrderKey,
+    RequestOrder,
+    goes_by_match,
+    num_to_compute,
+    order_key,
+)
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 _PIECE = 256
 """The number of requests that have their turn again at once when a page comes; others follow."""
 _Key = TypeVar("_Key")
+_Turns = RequestOrder | RoutingTurns | ResponseTurns | PrefixTurns
 Place = tuple[OrderKey, RequestState]
 """A request with its place in the queue."""
 
@@ -48,12 +57,10 @@ class WaitingQueue:
         """The number of pages that others were about to bring when a request came, by request."""
         self._work: dict[RequestId, int] = {}
         self._keys: dict[RequestId, OrderKey] = {}
+        self._num_cached: dict[RequestId, int] = {}
+        """The number of cached pages of each request when its place was chosen."""
         self._running_keys = RunningKeys()
-        self._turns = (
-            RoutingTurns(self._running_keys)
-            if settings.policy is SchedulingPolicy.ROUTING_KEY
-            else RequestOrder()
-        )
+        self._turns = _turns_of(settings.policy, self._running_keys)
         self._short_turns = ShortTurns()
         """The requests of `_turns`, kept by size as well."""
 
@@ -89,11 +96,13 @@ class WaitingQueue:
 
     def place(self, request: RequestState, *, num_cached_pages: int, lacks: PageKey | None) -> None:
         """Choose a waiting request's place anew, by how much of it is in L1 and L2."""
+        page_size = self._settings.page_size
         self._keys[request.request_id] = order_key(request, self._settings, num_cached_pages)
-        work = max(1, request.num_tokens - num_cached_pages * self._settings.page_size)
+        self._num_cached[request.request_id] = num_cached_pages
+        work = num_to_compute(request.num_tokens, num_cached_pages, page_size)
         self._work[request.request_id] = work
         num_coming = self._num_coming[request.request_id]
-        new = min(work, max(1, request.num_tokens - num_coming * self._settings.page_size))
+        new = min(work, num_to_compute(request.num_tokens, num_coming, page_size))
         self.num_tokens += new - self._new.get(request.request_id, 0)
         self._new[request.request_id] = new
         self._grown.pop(request.request_id, None)
@@ -112,7 +121,7 @@ class WaitingQueue:
             return
         self.num_tokens -= self._new.pop(request.request_id)
         del self._work[request.request_id], self._num_coming[request.request_id]
-        del self._keys[request.request_id]
+        del self._keys[request.request_id], self._num_cached[request.request_id]
         self._grown.pop(request.request_id, None)
         self._came.pop(request.request_id, None)
         self._take_turn(request)
@@ -135,16 +144,18 @@ class WaitingQueue:
         return [(self._keys[name], request) for name, request in self.requests.items()]
 
     def num_cached_pages(self, request: RequestState) -> int:
-        """The number of cached pages of a waiting request when its place was chosen (`lpm`)."""
-        return -self._keys[request.request_id].num_unpreferred
+        """The number of cached pages of a waiting request when its place was chosen."""
+        return self._num_cached[request.request_id]
 
     @property
     def has_turns(self) -> bool:
         """Whether the next plan is to look at some request."""
-        return bool(self._came) or self.next_turn() is not None
+        return bool(self._came) or len(self._turns) > 0
 
-    def next_turn(self) -> RequestState | None:
-        """The first request that is not parked."""
+    def next_turn(self, now_s: float) -> RequestState | None:
+        """The first request that is not parked, at this time."""
+        if isinstance(self._turns, ResponseTurns):
+            return self._turns.first(now_s)
         return self._turns.first()
 
     def short_turn(self, most_tokens: float, long: PromptWork) -> RequestState | None:
@@ -203,7 +214,7 @@ class WaitingQueue:
         for came in [self._lacking.pop(short) for short in shorts if short in self._lacking]:
             for name in came:
                 del self._lacks[name]
-            if self._settings.policy is SchedulingPolicy.LPM:
+            if goes_by_match(self._settings.policy):
                 self._grown.update(came)
             self._came.update(came)
 
@@ -264,6 +275,7 @@ class WaitingQueue:
         if (
             self._keys.keys() != self.requests.keys()
             or self._work.keys() != self.requests.keys()
+            or self._num_cached.keys() != self.requests.keys()
             or not self._grown.keys() <= self.requests.keys()
         ):
             raise AccountingError(f"places are kept of requests that do not wait: {figures}")
@@ -287,8 +299,19 @@ class WaitingQueue:
 
     def _enter(self, request: RequestState) -> None:
         name = request.request_id
-        self._turns.put(request, self._keys[name])
+        match self._turns:
+            case ResponseTurns():
+                self._turns.put(request, self._keys[name], self._work[name])
+            case PrefixTurns():
+                self._turns.put(request, self._keys[name], self._prefix_keys(request))
+            case _:
+                self._turns.put(request, self._keys[name])
         self._short_turns.put(request, self._keys[name], self._work[name])
+
+    def _prefix_keys(self, request: RequestState) -> Sequence[PageKey]:
+        """The keys by which a request is known to begin as others do; none if it shares nothing."""
+        may_share = self._settings.prefix_caching and not request.must_score
+        return stop_keys(request.chain) if may_share else ()
 
     def _take_turn(self, request: RequestState) -> None:
         self._turns.discard(request.request_id)
@@ -306,6 +329,20 @@ class WaitingQueue:
         leader = self._leaders.pop(request.request_id, None)
         if leader is not None:
             _take_out(self._followers, leader, request.request_id)
+
+
+def _turns_of(policy: SchedulingPolicy, running: RunningKeys) -> _Turns:
+    match policy:
+        case SchedulingPolicy.ROUTING_KEY:
+            return RoutingTurns(running)
+        case SchedulingPolicy.HRRN:
+            return ResponseTurns()
+        case SchedulingPolicy.DFS_WEIGHT:
+            return PrefixTurns()
+        case SchedulingPolicy.FCFS | SchedulingPolicy.LPM | SchedulingPolicy.SHORTEST_PREFILL:
+            return RequestOrder()
+        case _:
+            assert_never(policy)
 
 
 def _take_out(index: dict[_Key, dict[RequestId, RequestState]], key: _Key, name: RequestId) -> None:

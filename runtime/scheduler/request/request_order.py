@@ -2,12 +2,14 @@
 
 import bisect
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from raydix.ids import RequestId
 from raydix.runtime.config.policies import SchedulingPolicy
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
+
+_BY_MATCH = (SchedulingPolicy.LPM, SchedulingPolicy.SHORTEST_PREFILL, SchedulingPolicy.HRRN)
 
 
 class OrderKey(NamedTuple):
@@ -16,8 +18,8 @@ class OrderKey(NamedTuple):
     level: int
     span: int
     """The number of the span of arrivals within which longer matches are preferred."""
-    num_unpreferred: int
-    """The number of cached pages, made negative, so that longer matches come first."""
+    measure: int
+    """What the policy prefers small, see `measure_of`."""
     arrival_s: float
     serial: int
 
@@ -27,21 +29,53 @@ def level_of(request: RequestState, settings: SchedulerSettings) -> int:
     return request.submit.priority + int(request.arrival_s // settings.ageing_s)
 
 
+def num_to_compute(num_tokens: int, num_cached_pages: int, page_size: int) -> int:
+    """The tokens of a request that neither L1 nor L2 has: one at least, as its last is computed."""
+    return max(1, num_tokens - num_cached_pages * page_size)
+
+
+def measure_of(
+    policy: SchedulingPolicy, num_tokens: int, num_cached_pages: int, page_size: int
+) -> int:
+    """What a policy prefers small of two requests of one level and span; arrival decides a tie."""
+    match policy:
+        case SchedulingPolicy.LPM:
+            return -num_cached_pages
+        case SchedulingPolicy.SHORTEST_PREFILL:
+            return num_to_compute(num_tokens, num_cached_pages, page_size)
+        case (
+            SchedulingPolicy.FCFS
+            | SchedulingPolicy.ROUTING_KEY
+            | SchedulingPolicy.HRRN
+            | SchedulingPolicy.DFS_WEIGHT
+        ):
+            return 0
+        case _:
+            assert_never(policy)
+
+
+def goes_by_match(policy: SchedulingPolicy) -> bool:
+    """Whether a request's place depends on how much of it is cached, and is chosen anew with it."""
+    return policy in _BY_MATCH
+
+
 def order_key(
     request: RequestState, settings: SchedulerSettings, num_cached_pages: int
 ) -> OrderKey:
     """Where a request stands among those that wait; the smallest goes first.
 
     A request that comes a whole `ageing_s` later starts one level behind, so nobody is overtaken
-    for ever, and no key changes while time passes. Within a level and a span of arrivals `lpm`
-    prefers long matches, the others early arrivals; `routing_key` then chooses by what runs, as
-    `RoutingTurns` says, but lookups in L3 go by arrival under it, too.
+    for ever, and no key changes while time passes. `lpm` prefers long matches within a span of
+    arrivals, too. `routing_key`, `hrrn` and `dfs_weight` choose within a level by what runs, by the
+    time and by who else waits: `RoutingTurns`, `ResponseTurns` and `PrefixTurns` say how. Under
+    them, this key decides ties, and lookups in L3 go by it, which is by arrival.
     """
-    level = level_of(request, settings)
-    span = num_preferred = 0
-    if settings.policy is SchedulingPolicy.LPM:
-        span, num_preferred = int(request.arrival_s // settings.lpm_span_s), num_cached_pages
-    return OrderKey(level, span, -num_preferred, request.arrival_s, request.serial)
+    policy = settings.policy
+    level, span = level_of(request, settings), 0
+    if policy is SchedulingPolicy.LPM:
+        span = int(request.arrival_s // settings.lpm_span_s)
+    measure = measure_of(policy, request.num_tokens, num_cached_pages, settings.page_size)
+    return OrderKey(level, span, measure, request.arrival_s, request.serial)
 
 
 class RequestOrder:

@@ -61,7 +61,7 @@ class Drafter:
         if lane.waiting.wake_some():
             self._timers.add(now_s)
         # Before any prompt gets a row, as who comes now may go before those that are in chunks.
-        if lane.waiting.next_turn() is not None:
+        if lane.waiting.has_turns:
             backlog = self._backlog(lane, draft, now_s)
             self._turns.admit_waiting(lane, now_s, backlog)
         self._draft_prefills(lane, draft, now_s)

@@ -193,7 +193,7 @@ def test_who_waits_already_is_woken_when_a_long_prompt_keeps_its_leader_out() ->
     )
     driver.step()
     waiting = driver.core._lanes[0].waiting
-    assert waiting.next_turn() is None, "it waits for pages"
+    assert not waiting.has_turns, "it waits for pages"
     assert len(waiting) == 1
     driver.submit(prompt(300, LONG), max_tokens=2, priority=-5)
     num_steps = steps_to_first_token(driver, follower)

@@ -241,7 +241,7 @@ def test_no_event_wakes_all_that_lack_a_page_which_has_come(
         driver.report_lookup(name, [PageSource.PENDING] * 2)
     driver.wait(0.0)
     waiting = driver.core._lanes[0].waiting
-    assert waiting.next_turn() is None
+    assert not waiting.has_turns
     counts = calls_by_event(monkeypatch, driver, WaitingQueue, "wake")
     driver.fill_l2([*range(4)])
     driver.wait(0.0)

@@ -18,6 +18,7 @@ from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 FCFS = replace(BASE, policy=SchedulingPolicy.FCFS)
 LPM = replace(BASE, policy=SchedulingPolicy.LPM)
+SHORTEST = replace(BASE, policy=SchedulingPolicy.SHORTEST_PREFILL)
 
 
 def request(serial: int, *, arrival_s: float = 0.0, priority: int = 0) -> RequestState:
@@ -56,13 +57,13 @@ def test_lpm_lets_nobody_be_overtaken_by_those_who_come_a_second_later() -> None
     assert order_key(early, LPM, 0) < order_key(late, LPM, 100)
 
 
-@pytest.mark.parametrize("settings", [FCFS, LPM])
+@pytest.mark.parametrize("settings", [FCFS, LPM, SHORTEST])
 def test_priority_goes_before_the_policy(settings: object) -> None:
     urgent, other = request(1, arrival_s=5.0, priority=-1), request(2, arrival_s=0.0)
     assert order_key(urgent, settings, 0) < order_key(other, settings, 50)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("settings", [FCFS, LPM])
+@pytest.mark.parametrize("settings", [FCFS, LPM, SHORTEST])
 def test_nobody_is_overtaken_by_those_who_come_a_priority_times_ageing_later(
     settings: object,
 ) -> None:
@@ -78,7 +79,7 @@ def test_equal_requests_keep_their_order_of_arrival() -> None:
     for each in requests:
         queue.add(each, num_cached_pages=0, lacks=None)
     seen = []
-    while (first := queue.next_turn()) is not None:
+    while (first := queue.next_turn(0.0)) is not None:
         seen.append(first)
         queue.discard(first)
     assert seen == requests
@@ -90,13 +91,13 @@ def test_parked_request_comes_back_when_the_page_that_it_lacks_has_come() -> Non
     for each in (parked, other):
         queue.add(each, num_cached_pages=0, lacks=None)
     queue.park(parked, lacks=key_of(7))
-    assert queue.next_turn() is other
+    assert queue.next_turn(0.0) is other
     queue.pages_came([key_of(8)])
     queue.wake_some()
-    assert queue.next_turn() is other
+    assert queue.next_turn(0.0) is other
     queue.pages_came([key_of(7)[:16]])
     queue.wake_some()
-    assert queue.next_turn() is parked
+    assert queue.next_turn(0.0) is parked
     assert queue.take_grown() is parked
     assert queue.take_grown() is None
 
@@ -108,10 +109,10 @@ def test_follower_comes_back_when_its_leader_stops() -> None:
     queue.park(follower, lacks=key_of(7), leader=RequestId("leader"))
     queue.leader_stopped(RequestId("other"))
     queue.wake_some()
-    assert queue.next_turn() is None
+    assert queue.next_turn(0.0) is None
     queue.leader_stopped(RequestId("leader"))
     queue.wake_some()
-    assert queue.next_turn() is follower
+    assert queue.next_turn(0.0) is follower
     queue.check([])
 
 
@@ -123,12 +124,12 @@ def test_no_event_wakes_all_that_follow_one_who_stops() -> None:
         queue.park(each, lacks=key_of(7), leader=RequestId("leader"))
     queue.pages_came([key_of(7)])
     queue.leader_stopped(RequestId("leader"))
-    assert queue.next_turn() is None, "they are woken piece by piece"
+    assert queue.next_turn(0.0) is None, "they are woken piece by piece"
     queue.discard(followers[0])
     while queue.wake_some():
         queue.check([])
     for each in followers[1:]:
-        assert queue.next_turn() is each
+        assert queue.next_turn(0.0) is each
         queue.discard(each)
     queue.check([])
 
@@ -145,7 +146,7 @@ def test_request_that_left_the_queue_is_not_woken() -> None:
     queue.leader_stopped(RequestId("leader"))
     queue.wake_some()
     queue.wake(gone)
-    assert queue.next_turn() is None
+    assert queue.next_turn(0.0) is None
     assert not len(queue)
     assert not queue.num_tokens
     queue.check([])
@@ -181,7 +182,7 @@ def test_random_use_agrees_with_a_sorted_list() -> None:
         expected = min(
             ready, key=lambda entry: order_key(entry[0], LPM, entry[1]), default=(None, 0)
         )[0]
-        assert queue.next_turn() is expected
+        assert queue.next_turn(0.0) is expected
         queue.check([])
 
 
@@ -195,7 +196,13 @@ def test_check_finds_a_turn_of_a_request_that_does_not_wait() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
-    [(SchedulingPolicy.FCFS, ["cold", "hot"]), (SchedulingPolicy.LPM, ["hot", "cold"])],
+    [
+        (SchedulingPolicy.FCFS, ["cold", "hot"]),
+        (SchedulingPolicy.LPM, ["hot", "cold"]),
+        (SchedulingPolicy.SHORTEST_PREFILL, ["hot", "cold"]),
+        (SchedulingPolicy.HRRN, ["hot", "cold"]),
+        (SchedulingPolicy.DFS_WEIGHT, ["cold", "hot"]),
+    ],
 )
 def test_each_policy_admits_in_its_order(policy: SchedulingPolicy, expected: list[str]) -> None:
     driver = CoreDriver(policy=policy, max_running_requests=1)
@@ -210,8 +217,22 @@ def test_each_policy_admits_in_its_order(policy: SchedulingPolicy, expected: lis
     assert order == expected
 
 
-def test_match_that_grows_while_it_waits_moves_a_request_forward() -> None:
-    driver = CoreDriver(policy=SchedulingPolicy.LPM, max_running_requests=1)
+def test_dfs_weight_admits_those_who_begin_alike_one_after_the_other() -> None:
+    driver = CoreDriver(policy=SchedulingPolicy.DFS_WEIGHT, max_running_requests=1)
+    driver.submit([50, 51, 52], max_tokens=1, name="blocks the only slot")
+    driver.submit(list(range(100, 112)), max_tokens=1, name="lone")
+    for name in ("one", "two", "three"):
+        driver.submit([*range(12), ord(name[0])], max_tokens=1, name=name)
+    driver.run()
+    # When one is left, nobody shares its prefix any more.
+    assert driver.endings[1:] == ["one", "two", "lone", "three"]
+
+
+@pytest.mark.parametrize(
+    "policy", [SchedulingPolicy.LPM, SchedulingPolicy.SHORTEST_PREFILL, SchedulingPolicy.HRRN]
+)
+def test_match_that_grows_while_it_waits_moves_a_request_forward(policy: SchedulingPolicy) -> None:
+    driver = CoreDriver(policy=policy, max_running_requests=1)
     driver.submit(list(range(12)), max_tokens=1, name="first")
     driver.submit(list(range(100, 112)), max_tokens=1, name="cold")
     driver.submit([*range(12), 99], max_tokens=1, name="sharer")
