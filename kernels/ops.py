@@ -29,6 +29,7 @@ from raydix.kernels.reference import (
     expert_routes,
     experts,
     gated_delta,
+    int4_linear,
     kv_write,
     latent_attention,
     norm,
@@ -40,7 +41,8 @@ from raydix.kernels.reference import (
 from raydix.kernels.sampling.columns import SamplingColumns
 from raydix.kernels.state.delta_form import DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
-from raydix.kernels.weights.linear_weight import LinearWeight, scaled_bank
+from raydix.kernels.weights.int4_weight import Int4Weight
+from raydix.kernels.weights.linear_weight import LinearWeight, int4_bank, scaled_bank
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 logger = logging.getLogger(__name__)
@@ -80,7 +82,10 @@ class ModelOps(Protocol):
         """The most tokens in a tile of `AttentionRows.tiles_X4`."""
 
     def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
-        """Multiply as `torch.nn.functional.linear` does, or `reference.scaled_linear` in blocks."""
+        """Multiply as `torch.nn.functional.linear` does, or as its twin does for what is no float.
+
+        Those are `reference.scaled_linear` in blocks, and `reference.int4_linear` of four bits.
+        """
 
     def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """`linear`, or float32 summands of it, [S, T, O].
@@ -219,7 +224,8 @@ class ModelOps(Protocol):
     ) -> Tensor:
         """Run a bank's experts on the rows, as `reference.experts.fused_experts` does.
 
-        Both weights are of one kind; in blocks, as `reference.scaled_linear.scaled_experts` does.
+        Both weights are of one kind; in blocks, as `reference.scaled_linear.scaled_experts` does,
+        of four bits, as `reference.int4_linear.int4_experts`.
         """
 
 
@@ -250,6 +256,8 @@ class ReferenceOps:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
         if isinstance(weight, ScaledWeight):
             return scaled_linear.scaled_linear(x_TC, weight)
+        if isinstance(weight, Int4Weight):
+            return int4_linear.int4_linear(x_TC, weight)
         return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
 
     def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
@@ -270,6 +278,10 @@ class ReferenceOps:
         if isinstance(gate_up, ScaledWeight) or isinstance(down, ScaledWeight):
             return scaled_linear.scaled_experts(
                 x_TC, *scaled_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
+            )
+        if isinstance(gate_up, Int4Weight) or isinstance(down, Int4Weight):
+            return int4_linear.int4_experts(
+                x_TC, *int4_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
             )
         return experts.fused_experts(
             x_TC,

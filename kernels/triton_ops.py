@@ -36,6 +36,8 @@ from raydix.kernels.device.gpu import num_sms
 from raydix.kernels.device.side_stream import SideStream
 from raydix.kernels.fp8.scaled_experts import scaled_experts
 from raydix.kernels.fp8.scaled_product import scaled_linear, scaled_summands
+from raydix.kernels.int4.int4_experts import int4_experts
+from raydix.kernels.int4.int4_product import int4_linear, int4_summands
 from raydix.kernels.kv_cache.kv_write import rotate_and_write_kv
 from raydix.kernels.kv_cache.latent_write import write_latent
 from raydix.kernels.moe.expert_biases import biases_of
@@ -46,7 +48,8 @@ from raydix.kernels.reference import experts
 from raydix.kernels.sampling.sampler import sample_cut, sample_whole
 from raydix.kernels.sampling.token_mask import mask_tokens
 from raydix.kernels.state.gated_delta import gated_delta
-from raydix.kernels.weights.linear_weight import LinearWeight, scaled_bank
+from raydix.kernels.weights.int4_weight import Int4Weight
+from raydix.kernels.weights.linear_weight import LinearWeight, int4_bank, scaled_bank
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 
 _EXTENSION_TILE_ROWS = 64
@@ -90,6 +93,8 @@ class TritonOps:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
         if isinstance(weight, ScaledWeight):
             return scaled_linear(x_TC, weight)
+        if isinstance(weight, Int4Weight):
+            return int4_linear(x_TC, weight)
         weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear(x_TC, weight_OC)
@@ -99,6 +104,8 @@ class TritonOps:
         """Return the summands of a product, as `ModelOps.linear_summands` says."""
         if isinstance(weight, ScaledWeight):
             return scaled_summands(x_TC, weight)
+        if isinstance(weight, Int4Weight):
+            return int4_summands(x_TC, weight)
         weight_OC, bias_O = weight.matrix_OC, weight.bias_O
         if bias_O is None and self._has_small_linear and fits(x_TC, weight_OC):
             return small_linear_summands(x_TC, weight_OC)
@@ -118,6 +125,10 @@ class TritonOps:
         if isinstance(gate_up, ScaledWeight) or isinstance(down, ScaledWeight):
             return scaled_experts(
                 x_TC, *scaled_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
+            )
+        if isinstance(gate_up, Int4Weight) or isinstance(down, Int4Weight):
+            return int4_experts(
+                x_TC, *int4_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
             )
         return fused_experts(
             x_TC,

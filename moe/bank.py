@@ -57,7 +57,7 @@ class ExpertBank(nn.Module):
             return gate_up, down
 
         self.gate_up, self.down = make(weights)
-        # Operations take both as floats, or both in blocks, and there without biases.
+        # Operations take both in one kind, and without biases if they are not floats.
         if bias or type(self.gate_up) is not type(self.down):
             self.gate_up, self.down = make(weights.of_floats())
         if None in held:

@@ -15,8 +15,7 @@ from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
 from raydix.kernels.ops import ReferenceOps
 from raydix.kernels.reference import experts, kv_write, norm, paged_attention
 from raydix.kernels.reference.paged_attention import rows_of_columns, rows_of_tiles
-from raydix.kernels.weights.scaled_weight import ScaledWeight
-from raydix.kernels.weights.weight import Weight
+from raydix.kernels.weights.linear_weight import LinearWeight
 
 
 class FixedReferenceOps(ReferenceOps):
@@ -24,12 +23,12 @@ class FixedReferenceOps(ReferenceOps):
 
     has_fixed_order = True
 
-    def linear(self, x_TC: Tensor, weight: Weight | ScaledWeight) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
         rows = [super(FixedReferenceOps, self).linear(x_C[None], weight) for x_C in x_TC]
         return torch.cat(rows) if rows else super().linear(x_TC, weight)
 
-    def linear_summands(self, x_TC: Tensor, weight: Weight | ScaledWeight) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Return the whole product as its only summand; see `ModelOps.linear_summands`."""
         return self.linear(x_TC, weight)
 
@@ -106,8 +105,8 @@ class FixedReferenceOps(ReferenceOps):
     def fused_experts(
         self,
         x_TC: Tensor,
-        gate_up: Weight | ScaledWeight,
-        down: Weight | ScaledWeight,
+        gate_up: LinearWeight,
+        down: LinearWeight,
         weights_TK: Tensor,
         expert_ids_TK: Tensor,
         *,

@@ -12,7 +12,7 @@ from raydix.kernels.attention.rows import AttentionRows, DecodeRows
 from raydix.kernels.fixed_order.attention import fixed_decode, fixed_prefill
 from raydix.kernels.fixed_order.linear import fixed_linear
 from raydix.kernels.triton_ops import TritonOps
-from raydix.kernels.weights.scaled_weight import ScaledWeight
+from raydix.kernels.weights.linear_weight import LinearWeight
 from raydix.kernels.weights.weight import Weight
 
 
@@ -26,12 +26,12 @@ class FixedTritonOps(TritonOps):
 
     has_fixed_order = True
 
-    def linear(self, x_TC: Tensor, weight: Weight | ScaledWeight) -> Tensor:
+    def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Multiply by a plain weight and add its bias, as `ModelOps.linear` says."""
-        assert isinstance(weight, Weight), "float8 is restored where the order is fixed"
+        assert isinstance(weight, Weight), "all is restored where the order is fixed"
         return fixed_linear(x_TC, weight.matrix_OC, weight.bias_O)
 
-    def linear_summands(self, x_TC: Tensor, weight: Weight | ScaledWeight) -> Tensor:
+    def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Return the whole product as its only summand; see `ModelOps.linear_summands`."""
         return self.linear(x_TC, weight)
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PROGRAM_STEPS = 4
-"""What beginning and ending a program takes, in blocks of inputs."""
+from raydix.kernels.dense.input_shares import share_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +40,12 @@ class LinearTiles:
         do not depend on those beside it.
         """
         num_tiles = -(-outputs // (self.tile.columns * self.tile.halves))
-        capacity = num_sms * self.programs_per_sm
-        best, least_cost = num_blocks, float("inf")
-        for asked in range(1, min(self.max_summands, num_blocks) + 1):
-            steps = -(-num_blocks // asked)
-            num_programs = num_tiles * -(-num_blocks // steps)
-            cost = -(-num_programs // capacity) * (steps + _PROGRAM_STEPS)
-            if cost < least_cost:
-                best, least_cost = steps, cost
-        return best, -(-num_blocks // best)
+        return share_inputs(
+            num_tiles,
+            num_blocks,
+            capacity=num_sms * self.programs_per_sm,
+            max_summands=self.max_summands,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,39 +5,45 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from raydix.kernels.fp8.form import Block
+from raydix.kernels.int4 import form as int4
+from raydix.kernels.int4.form import Int4Groups
+from raydix.kernels.weights.int4_weight import Int4Weight, empty_int4_weight
+from raydix.kernels.weights.kept_form import KeptForm
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.scaled_weight import ScaledWeight, empty_scaled_weight, input_group
 from raydix.kernels.weights.weight import Weight, empty_weight
 
-LinearWeight = Weight | ScaledWeight
-"""Plain floats, or float8 in blocks: operations match which."""
+LinearWeight = Weight | ScaledWeight | Int4Weight
+"""Plain floats, float8 in blocks, or four bits in groups: operations match which."""
 _ALIGNMENT = 16
-"""The number of inputs of which float8 has a multiple, as kernels copy rows of it."""
+"""The number of inputs of which what stays as it is stored has a multiple: kernels copy rows of
+float8, and four bits lie in blocks of as many.
+"""
+assert _ALIGNMENT % int4.BLOCK == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightMaker:
     """Makes the weights of a part of a model, uninitialised: a checkpoint fills them.
 
-    Those that a checkpoint has in blocks stay so, unless ranks would cut within a block.
+    Those that a checkpoint has in blocks, or groups, stay so, unless ranks would cut within one.
     """
 
     device: torch.device
     dtype: torch.dtype
     """The dtype of plain weights, and of biases."""
-    blocks: Mapping[str, Block]
-    """What is to stay in blocks, by names within the part."""
+    forms: Mapping[str, KeptForm]
+    """What is to stay as it is stored, by names within the part."""
 
     def within(self, part: str) -> "WeightMaker":
         """The maker of a part of this one."""
         prefix = f"{part}."
-        blocks = {
-            name.removeprefix(prefix): block
-            for name, block in self.blocks.items()
+        forms = {
+            name.removeprefix(prefix): form
+            for name, form in self.forms.items()
             if name.startswith(prefix)
         }
-        return replace(self, blocks=blocks)
+        return replace(self, forms=forms)
 
     def whole(self, name: str, num_outputs: int, num_inputs: int, *, bias: bool) -> LinearWeight:
         """A weight of which every rank keeps the whole."""
@@ -57,13 +63,13 @@ class WeightMaker:
         num_outputs: of this rank, by name, in their order. num_seats: of a bank; None: it is none.
         """
         sizes = tuple(num_outputs.values())
-        block = self._common_block(tuple(num_outputs))
-        if block is not None:
+        form = self._common_form(tuple(num_outputs))
+        if isinstance(form, tuple):
             # The last block of a whole matrix may be short, that of a part not.
             divided = sizes if share.size > 1 else sizes[:-1]
-            if any(size % block[0] for size in divided):
-                block = None
-        return self._make(sum(sizes), num_inputs, block, bias=bias, num_seats=num_seats)
+            if any(size % form[0] for size in divided):
+                form = None
+        return self._make(sum(sizes), num_inputs, form, bias=bias, num_seats=num_seats)
 
     def columns(
         self,
@@ -76,14 +82,14 @@ class WeightMaker:
         num_seats: int | None = None,
     ) -> LinearWeight:
         """A weight of whose inputs ranks have a share: num_inputs of them this one."""
-        block = self._common_block((name,))
-        if block is not None and share.size > 1 and num_inputs % input_group(block):
-            block = None
-        return self._make(num_outputs, num_inputs, block, bias=bias, num_seats=num_seats)
+        form = self._common_form((name,))
+        if form is not None and share.size > 1 and num_inputs % _shared_inputs(form):
+            form = None
+        return self._make(num_outputs, num_inputs, form, bias=bias, num_seats=num_seats)
 
     def of_floats(self) -> "WeightMaker":
-        """The maker of the same part that leaves nothing in blocks."""
-        return replace(self, blocks={})
+        """The maker of the same part that leaves nothing as it is stored."""
+        return replace(self, forms={})
 
     def plain(self, num_outputs: int, num_inputs: int, *, bias: bool) -> Weight:
         """A weight of floats, whatever the checkpoint has."""
@@ -91,20 +97,20 @@ class WeightMaker:
             num_outputs, num_inputs, bias=bias, device=self.device, dtype=self.dtype
         )
 
-    def _common_block(self, names: Sequence[str]) -> Block | None:
-        blocks = {self.blocks.get(name) for name in names}
-        return blocks.pop() if len(blocks) == 1 else None
+    def _common_form(self, names: Sequence[str]) -> KeptForm | None:
+        forms = {self.forms.get(name) for name in names}
+        return forms.pop() if len(forms) == 1 else None
 
     def _make(
         self,
         num_outputs: int,
         num_inputs: int,
-        block: Block | None,
+        form: KeptForm | None,
         *,
         bias: bool,
         num_seats: int | None,
     ) -> LinearWeight:
-        if block is None or num_inputs % _ALIGNMENT:
+        if form is None or num_inputs % _ALIGNMENT:
             return empty_weight(
                 num_outputs,
                 num_inputs,
@@ -113,15 +119,39 @@ class WeightMaker:
                 dtype=self.dtype,
                 num_seats=num_seats,
             )
+        if isinstance(form, Int4Groups):
+            return empty_int4_weight(
+                num_outputs,
+                num_inputs,
+                form=form,
+                bias=bias,
+                device=self.device,
+                dtype=self.dtype,
+                num_seats=num_seats,
+            )
         return empty_scaled_weight(
             num_outputs,
             num_inputs,
-            block=block,
+            block=form,
             bias=bias,
             device=self.device,
             dtype=self.dtype,
             num_seats=num_seats,
         )
+
+
+def _shared_inputs(form: KeptForm) -> int:
+    """The inputs between which ranks do not cut."""
+    if isinstance(form, Int4Groups):
+        return form.inputs or int4.BLOCK
+    return input_group(form)
+
+
+def int4_bank(gate_up: LinearWeight, down: LinearWeight) -> tuple[Int4Weight, Int4Weight]:
+    """Both weights of a bank in four bits, where one is."""
+    assert isinstance(gate_up, Int4Weight), "a bank's weights are of one kind"
+    assert isinstance(down, Int4Weight), "a bank's weights are of one kind"
+    return gate_up, down
 
 
 def scaled_bank(gate_up: LinearWeight, down: LinearWeight) -> tuple[ScaledWeight, ScaledWeight]:

@@ -63,7 +63,7 @@ class ScaledWeight(nn.Module):
         """Views of so many outputs each: matrices that one product takes and a checkpoint not."""
         rows, _ = self.block
         for size in sizes[:-1]:
-            _require_blocks("outputs that one product takes together", 0, size, None, rows)
+            require_blocks("outputs that one product takes together", 0, size, None, rows)
         scales = self.scales_BD.split([-(-size // rows) for size in sizes], dim=-2)
         numbers = self.numbers.split(sizes)
         return [ScaledWeight(*each, self.block) for each in zip(numbers, scales, strict=True)]
@@ -76,7 +76,7 @@ class ScaledWeight(nn.Module):
         """The parts of a weight of which each rank has a share of `num_outputs`."""
         rows, _ = self.block
         length = self.numbers.matrix_OC.shape[-2]
-        _require_blocks("outputs", share.rank * length, length, num_outputs, rows)
+        require_blocks("outputs", share.rank * length, length, num_outputs, rows)
         scales = cut(self.scales_BD, share, -(-num_outputs // rows), dim=-2)
         return {**self.numbers.row_parts(share, num_outputs), SCALE: scales}
 
@@ -86,14 +86,14 @@ class ScaledWeight(nn.Module):
         length = self.numbers.matrix_OC.shape[0]
         rows_per_head = length // len(heads)
         start, total = heads.start * rows_per_head, num_heads * rows_per_head
-        _require_blocks("outputs of heads", start, length, total, rows)
+        require_blocks("outputs of heads", start, length, total, rows)
         scales = WeightPart(self.scales_BD, 0, start // rows, -(-total // rows))
         return {**self.numbers.head_parts(heads, num_heads), SCALE: scales}
 
     def column_parts(self, share: RankShare, num_inputs: int) -> dict[str, WeightPart]:
         """The parts of a weight whose inputs the ranks share; their outputs are added up."""
         length = self.numbers.matrix_OC.shape[-1]
-        _require_blocks("inputs", share.rank * length, length, num_inputs, self.input_group)
+        require_blocks("inputs", share.rank * length, length, num_inputs, self.input_group)
         scales = WeightPart(self.scales_BD)
         if self.block[1] is not None:
             scales = cut(self.scales_BD, share, -(-num_inputs // self.block[1]), dim=-1)
@@ -125,7 +125,7 @@ def empty_scaled_weight(
     return ScaledWeight(numbers, scales_BD, block)
 
 
-def _require_blocks(what: str, start: int, length: int, total: int | None, block: int) -> None:
+def require_blocks(what: str, start: int, length: int, total: int | None, block: int) -> None:
     """Raise ConfigError unless a part begins and ends between blocks, or with the whole."""
     end = start + length
     if start % block or (end % block and end != total):

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError
+from raydix.kernels.weights.int4_weight import Int4Weight
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.scaled_weight import SCALE, ScaledWeight
 from raydix.kernels.weights.weight_part import WeightPart, cut
@@ -89,6 +90,64 @@ async def test_tokens_equal_those_of_loops_over_float8_from_every_tier(
     config = native_config(quantised, tmp_path / "l3", parallel=places)
 
     await assert_exact_from_every_tier(config, reference.expect(PROMPTS), NUM_TOKENS, family)
+
+
+INT4_CASES = [
+    (Family.QWEN3, "int4 packed, zero points", {"tp": 1}),
+    (Family.QWEN3, "gptq", {"tp": 1}),
+    (Family.QWEN3, "awq", {"tp": 2}),
+    (Family.QWEN3_MOE, "gptq v2, zero points", {"tp": 2, "ep": 2}),
+    (Family.DEEPSEEK_V3, "int4 packed", {"tp": 2, "ep": 2}),
+]
+
+
+@pytest.mark.part
+@pytest.mark.parametrize(("family", "scheme", "places"), INT4_CASES, ids=str)
+async def test_tokens_of_four_bits_equal_those_of_the_restored_weights_from_every_tier(
+    family: Family, scheme: str, places: dict[str, int], tmp_path: Path
+) -> None:
+    quantised, plain = make_quantised(tmp_path, family, scheme)
+    config = native_config(quantised, tmp_path / "l3", parallel=places)
+
+    await assert_exact_from_every_tier(config, Reference(plain).expect(PROMPTS), NUM_TOKENS, family)
+
+
+async def test_zero_points_that_change_places_are_found(tmp_path: Path) -> None:
+    """The comparison is worth something: it fails when groups have one another's zero points."""
+    quantised, plain = make_quantised(tmp_path, Family.QWEN3, "awq")
+    tensors = load_file(quantised / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.qzeros"
+    tensors[name] = tensors[name].flip(0).contiguous()
+    save_file(tensors, quantised / "model.safetensors")
+
+    async with in_process_engine(native_config(quantised)) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
+            await assert_all_exact(engine, Reference(plain).expect(PROMPTS), outputs)
+
+
+def int4_for_the_first(
+    weight: Int4Weight, share: RankShare, num_inputs: int
+) -> dict[str, WeightPart]:
+    """A mutant: every rank takes the scales of the first."""
+    whole_length = share.size * weight.scales_GO.shape[-2]
+    scales = WeightPart(weight.scales_GO.data.mT, -1, 0, whole_length)
+    return {**_INT4_COLUMNS(weight, share, num_inputs), SCALE: scales}
+
+
+_INT4_COLUMNS = Int4Weight.column_parts
+
+
+async def test_scales_of_four_bits_of_another_rank_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised, plain = make_quantised(tmp_path, Family.QWEN3, "gptq")
+    monkeypatch.setattr(Int4Weight, "column_parts", int4_for_the_first)
+
+    async with in_process_engine(native_config(quantised, parallel={"tp": 2})) as engine:
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        with pytest.raises(AssertionError, match=r"token \d+ is \d+, not \d+"):
+            await assert_all_exact(engine, Reference(plain).expect(PROMPTS), outputs)
 
 
 async def test_inputs_that_are_not_rounded_are_found(tmp_path: Path) -> None:

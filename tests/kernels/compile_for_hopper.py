@@ -25,6 +25,7 @@ from raydix.kernels.kv_cache import kv_write
 from raydix.kernels.state import delta_chunks, delta_convolution, delta_step
 from raydix.kernels.state.delta_form import DeltaForm
 from tests.kernels.compile_float8 import compile_few_tokens, compile_scaled_weights
+from tests.kernels.compile_int4 import compile_int4_weights
 from tests.kernels.hopper_target import box_type, compile_kernel
 
 
@@ -81,6 +82,7 @@ def main() -> int:
     compile_states()
     compile_scaled_weights()
     compile_few_tokens()
+    compile_int4_weights()
     return 0
 
 

@@ -21,12 +21,12 @@ def test_kernels_compile_without_a_gpu() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=400,
     )
 
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    assert len(lines) == 46
+    assert len(lines) == 64
     for line in lines:
         assert all(int(size) <= SHARED_BYTES for size in re.findall(r"(\d+) bytes shared", line))
         if line.startswith("wide heads"):

@@ -35,9 +35,9 @@ from raydix.runtime.model.experts.stored_experts import StoredExperts, open_stor
 from raydix.runtime.model.families.fused_rows import take_apart, with_scales
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.model.families.weight_names import checkpoint_name, own_name
+from raydix.runtime.model.formats.kept_names import KEPT_SCALE
 from raydix.runtime.model.formats.restore_plan import RestorePlan
 from raydix.runtime.model.formats.restoring import Tensors
-from raydix.runtime.model.formats.scaled import KEPT_SCALE
 from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups, make_kv_layout
 from raydix.runtime.model.spec.spec import ModelSpec
@@ -46,6 +46,8 @@ from raydix.runtime.phases import ReadProgress
 logger = logging.getLogger(__name__)
 
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_KEPT_DTYPES = {torch.float8_e4m3fn: "float8", torch.uint8: "numbers of four bits"}
+"""The dtypes of what stays as it is stored, and what they are called."""
 
 _Description = tuple[tuple[int, ...], str, bytes]
 """Shape, dtype and digest of a tensor as it is stored."""
@@ -81,7 +83,7 @@ class LoadedModel:
         the weights, whole, as they are stored. The namespace of stored pages adds what these hold,
         and their shape. Nothing else counts: not how weights are cut over ranks, nor which device
         computes with those of a checkpoint, nor how long a context may be. Only where ranks would
-        cut within blocks of float8, and restore those weights, does it.
+        cut within blocks of float8 or groups of four bits, and restore those weights, does it.
         """
         dtype = str(self.decoder.dtype).encode()
         dtype += b" in a fixed order" if self.decoder.ops.has_fixed_order else b""
@@ -190,8 +192,11 @@ def load_weights(
 def _tell_format(config: CheckpointConfig, unused: Collection[str], decoder: Decoder) -> None:
     quantisation = config.quantisation
     if quantisation.config is not None:
-        dtype, num_scaled = str(decoder.dtype).removeprefix("torch."), len(decoder.scaled_names)
-        kept = f"; {num_scaled} matrices stay float8" if num_scaled else ""
+        dtype = str(decoder.dtype).removeprefix("torch.")
+        num_int4 = len(decoder.int4_names)
+        num_float8 = len(decoder.scaled_names) - num_int4
+        kept = f"; {num_float8} matrices stay float8" if num_float8 else ""
+        kept += f"; {num_int4} matrices stay in four bits" if num_int4 else ""
         logger.info("weights: %s, to %s%s", quantisation.description, dtype, kept)
     if unused:
         logger.info("scales that nothing needs are left aside: %s", name_some(unused))
@@ -330,10 +335,11 @@ def _describe(
 
 
 def _fill(part: WeightPart, name: str, tensor: Tensor) -> None:
-    if part.target.dtype == torch.float8_e4m3fn:
+    kept = _KEPT_DTYPES.get(part.target.dtype)
+    if kept is not None:
         if tensor.dtype != part.target.dtype:
             raise CheckpointError(
-                f"Tensor {name} is {tensor.dtype}; expected float8, as config.json tells of it. "
+                f"Tensor {name} is {tensor.dtype}; expected {kept}, as config.json tells of it. "
                 "Set model.quantization to restore."
             )
     elif tensor.dtype not in _FLOAT_DTYPES:

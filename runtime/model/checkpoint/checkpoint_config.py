@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError, ConfigError
+from raydix.kernels.int4.form import KERNEL_GROUP
 from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.checkpoint.hub import require_folder
 from raydix.runtime.model.checkpoint.json_file import read_json
 from raydix.runtime.model.checkpoint.late_import import import_late
-from raydix.runtime.model.checkpoint.native_weights import kernel_blocks, with_scaled_parts
+from raydix.runtime.model.checkpoint.native_weights import kept_forms, with_scaled_parts
 from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
 from raydix.runtime.model.families.refused import NOT_COMPUTED
 from raydix.runtime.model.families.table import Family
@@ -61,24 +62,24 @@ class CheckpointConfig:
     def served(
         self, way: QuantizationWay, device: str, capability: tuple[int, int] | None
     ) -> "CheckpointConfig":
-        """The same, of which the spec says what stays in float8 on a device.
+        """The same, of which the spec says what stays as it is stored on a device.
 
-        For the arguments, and what is raised, see `kernel_blocks`. Raises ConfigError, too, if
+        For the arguments, and what is raised, see `kept_forms`. Raises ConfigError, too, if
         nothing can stay so, though all should.
         """
-        allowed = kernel_blocks(way, device, capability)
-        if allowed == () or self.quantisation.config is None:
-            spec = self.spec
-        else:
+        may_stay, spec = kept_forms(way, device, capability), self.spec
+        if may_stay is not None and self.quantisation.config is not None:
             layouts = self.quantisation.layouts
-            spec = with_scaled_parts(self.spec, self.family.value, layouts, allowed)
+            spec = with_scaled_parts(self.spec, self.family.value, layouts, may_stay)
         if any(layer.scaled for layer in spec.layers):
             return replace(self, spec=spec, quantisation=replace(self.quantisation, way=NATIVE))
         if way is QuantizationWay.NATIVE:
             raise ConfigError(
                 f"model.quantization is native, but of {self.quantisation.description} no weight "
                 f"can stay as it is stored on {device}; expected float8 with a scale per block of "
-                "128 x 128, per output or per matrix. Set model.quantization to auto or restore."
+                "128 x 128, per output or per matrix, or 4 bits in groups of a multiple of "
+                f"{KERNEL_GROUP} inputs, which are in order. Set model.quantization to auto or "
+                "restore."
             )
         return self
 

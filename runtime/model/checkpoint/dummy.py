@@ -10,7 +10,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from raydix.errors import CheckpointError
+from raydix.kernels.int4.form import MIDDLE
 from raydix.kernels.ops import ChooseOps, choose_ops
+from raydix.kernels.weights.int4_weight import ZERO_POINT
 from raydix.kernels.weights.scaled_weight import SCALE
 from raydix.kernels.weights.weight_part import WeightPart
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
@@ -31,6 +33,8 @@ FIXED = "dummy.safetensors"
 SEED = 0
 _STANDARD_DEVIATION = 0.02
 """The spread of random weights, as transformers initialises these families."""
+_INT4_DEVIATION = (255 / 12) ** 0.5
+"""The deviation of numbers of four bits, all of which are drawn as often."""
 _FLOAT8_DEVIATION = 32.0
 """The deviation of float8 numbers, far from both ends of their range."""
 
@@ -81,7 +85,7 @@ def make_dummy_model(
         if not part.target.numel() or (has_experts and is_of_experts(name)):
             continue
         given = fixed.get(name)
-        part.fill(_draw(name, part, dtype, generator) if given is None else given)
+        part.fill(_draw(name, parts, dtype, generator) if given is None else given)
 
     if stored is not None and has_experts:
         stored.fill_seats()
@@ -119,15 +123,24 @@ def _fitting(stored: bytes, parts: Mapping[str, WeightPart]) -> Mapping[str, Ten
     return fixed
 
 
-def _draw(name: str, part: WeightPart, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """The whole tensor of that name."""
+def _draw(
+    name: str, parts: Mapping[str, WeightPart], dtype: torch.dtype, generator: torch.Generator
+) -> Tensor:
+    """The whole tensor of that name. parts: those of all."""
+    part = parts[name]
     whole = torch.empty(part.whole_shape, dtype=dtype, device=generator.device)
+    if name.endswith(ZERO_POINT):
+        return whole.to(torch.uint8).fill_(MIDDLE)
     if name.endswith(SCALE):
-        return whole.float().fill_(_STANDARD_DEVIATION / _FLOAT8_DEVIATION)
+        is_int4 = f"{name.removesuffix(SCALE)}{ZERO_POINT}" in parts
+        deviation = _INT4_DEVIATION if is_int4 else _FLOAT8_DEVIATION
+        return whole.float().fill_(_STANDARD_DEVIATION / deviation)
     if name.endswith(("norm.weight", "layer_scalar", "expert_scales")):
         return whole.fill_(1.0)
     digest = hashlib.sha256(f"{SEED} {name}".encode()).digest()
     generator.manual_seed(int.from_bytes(digest[:7]))
     if part.target.dtype == torch.float8_e4m3fn:
         return whole.normal_(std=_FLOAT8_DEVIATION, generator=generator).to(part.target.dtype)
+    if part.target.dtype == torch.uint8:
+        return whole.to(torch.uint8).random_(0, 256, generator=generator)
     return whole.normal_(std=_STANDARD_DEVIATION, generator=generator)

@@ -75,7 +75,7 @@ def measure_model(
 ) -> ModelSizes:
     """Sizes of the model in `folder`, of which config.json is read.
 
-    kv_dtype: that of cached keys and values; None: `dtype`. way, device: as of `kernel_blocks`, on
+    kv_dtype: that of cached keys and values; None: `dtype`. way, device: as of `kept_forms`, on
     the GPU that is here, if there is one. Raises CheckpointError for a model that is not supported,
     ConfigError if its heads cannot be divided among `tp` ranks, or its pages not be cached so.
     """

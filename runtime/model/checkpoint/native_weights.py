@@ -1,16 +1,24 @@
-"""Which weights of a quantised checkpoint stay in float8, and are multiplied so."""
+"""Which weights of a quantised checkpoint stay as they are stored, and are multiplied so."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from raydix.errors import ConfigError
-from raydix.kernels.fp8.form import KERNEL_BLOCKS, PER_OUTPUT, Block
+from raydix.kernels.fp8.form import KERNEL_BLOCKS
+from raydix.kernels.int4.form import Int4Groups
+from raydix.kernels.weights.kept_form import KeptForm
 from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import stored_names
+from raydix.runtime.model.formats.kept_layout import KeptLayout
 from raydix.runtime.model.formats.layout import ModuleLayouts
-from raydix.runtime.model.formats.scaled import PER_TENSOR, ScaledLayout
-from raydix.runtime.model.spec.spec import LayerSpec, ModelSpec, MoeMlpSpec, ScaledPart
+from raydix.runtime.model.spec.spec import (
+    Int4Part,
+    LayerSpec,
+    ModelSpec,
+    MoeMlpSpec,
+    ScaledPart,
+)
 
 _KERNEL_CAPABILITY = (9, 0)
 """The compute capability for which there are kernels."""
@@ -29,20 +37,27 @@ _MULTIPLIED = frozenset(
 """What layers multiply by, as the decoder calls it. All else is small, or looked into."""
 
 
-def kernel_blocks(
+MayStay = Callable[[KeptForm], bool]
+"""Whether a weight of this form may stay."""
+
+
+def kept_forms(
     way: QuantizationWay, device: str, capability: tuple[int, int] | None
-) -> Collection[Block] | None:
-    """The blocks in which weights may stay on a device; None: any.
+) -> MayStay | None:
+    """The forms in which weights may stay on a device; None: all are restored.
 
     capability: that of the GPU; None: it is not known. Raises ConfigError if weights are to stay
     on a GPU that has no kernels for them.
     """
     match way, device:
-        # Products of 256 tokens and more were slower than bf16's on an H100 (docs/formats.md).
-        case (QuantizationWay.RESTORE, _) | (QuantizationWay.AUTO, _):
-            return ()
-        case QuantizationWay.NATIVE, "cpu":
+        case (QuantizationWay.RESTORE, _) | (QuantizationWay.AUTO, "cpu"):
             return None
+        case QuantizationWay.NATIVE, "cpu":
+            return _any_form
+        case QuantizationWay.AUTO, _:
+            # Products of float8 of 256 tokens and more were slower than bf16's on an H100
+            # (docs/formats.md).
+            return _int4_with_kernel if capability == _KERNEL_CAPABILITY else None
         case _:
             if capability not in (None, _KERNEL_CAPABILITY):
                 raise ConfigError(
@@ -50,19 +65,25 @@ def kernel_blocks(
                     f"{'.'.join(map(str, capability))}; there are kernels for 9.0 (H100, H200). "
                     "Set model.quantization to auto or restore."
                 )
-            return KERNEL_BLOCKS
+            return _any_with_kernel
+
+
+def _any_form(form: KeptForm) -> bool:
+    return True
+
+
+def _int4_with_kernel(form: KeptForm) -> bool:
+    return isinstance(form, Int4Groups) and form.has_kernel
+
+
+def _any_with_kernel(form: KeptForm) -> bool:
+    return form.has_kernel if isinstance(form, Int4Groups) else form in KERNEL_BLOCKS
 
 
 def with_scaled_parts(
-    spec: ModelSpec,
-    family: FamilyDefinition,
-    layouts: ModuleLayouts,
-    allowed: Collection[Block] | None,
+    spec: ModelSpec, family: FamilyDefinition, layouts: ModuleLayouts, may_stay: MayStay
 ) -> ModelSpec:
-    """The same model, in which layers say what stays in blocks.
-
-    `allowed`: the blocks that may, as of `kernel_blocks`.
-    """
+    """The same model, in which layers say what stays as it is stored, of what may."""
     woven = _woven_weights(family, spec)
     patterns = {
         name.removeprefix(_LAYER): stored
@@ -70,16 +91,20 @@ def with_scaled_parts(
         if name.startswith(_LAYER)
     }
 
-    def scaled(index: int, layer: LayerSpec) -> Iterator[ScaledPart]:
+    def scaled(index: int, layer: LayerSpec) -> Iterator[ScaledPart | Int4Part]:
         for name, stored in sorted(patterns.items()):
             part = name.replace(_EXPERT, "")
             if part not in _MULTIPLIED:
                 continue
             modules = _modules(stored, index, layer)
-            blocks = {_block(module, layouts, woven) for module in modules}
-            block = blocks.pop() if len(blocks) == 1 else None
-            if block is not None and (allowed is None or block in allowed):
-                yield ScaledPart(name=part, block=block)
+            forms = {_kept_form(module, layouts, woven) for module in modules}
+            form = forms.pop() if len(forms) == 1 else None
+            if form is None or not may_stay(form):
+                continue
+            if isinstance(form, Int4Groups):
+                yield Int4Part(name=part, form=form)
+            else:
+                yield ScaledPart(name=part, block=form)
 
     layers = tuple(
         replace(layer, scaled=tuple(scaled(index, layer)))
@@ -96,22 +121,14 @@ def _modules(stored: str, index: int, layer: LayerSpec) -> Iterator[str]:
         yield from (stored.format(index, expert) for expert in range(layer.mlp.num_experts))
 
 
-def _block(module: str, layouts: ModuleLayouts, woven: Collection[str]) -> Block | None:
-    """The block of a module that may stay as it is stored; None for all others."""
+def _kept_form(module: str, layouts: ModuleLayouts, woven: Collection[str]) -> KeptForm | None:
+    """The form in which a module may stay as it is stored; None for all others."""
     # The config may mean a module by either of its names.
     found = {layouts.layout(name) for name in stored_names(module)}
     layout = found.pop() if len(found) == 1 else None
-    if (
-        not isinstance(layout, ScaledLayout)
-        or layout.dtype != "F8_E4M3"
-        or layout.zero_point is not None
-        or f"{module}.weight" in woven
-    ):
+    if not isinstance(layout, KeptLayout) or f"{module}.weight" in woven:
         return None
-    rows, columns = layout.block
-    if layout.block == PER_TENSOR:
-        return PER_OUTPUT
-    return None if rows is None else (rows, columns)
+    return layout.kept_form
 
 
 def _woven_weights(family: FamilyDefinition, spec: ModelSpec) -> frozenset[str]:

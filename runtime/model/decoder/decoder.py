@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from raydix.kernels.attention.rows import PrefillRow
 from raydix.kernels.ops import ChooseOps, ModelOps, choose_ops
+from raydix.kernels.weights.int4_weight import ZERO_POINT
 from raydix.kernels.weights.linear_weight import WeightMaker
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.scaled_weight import SCALE
@@ -93,7 +94,7 @@ class Decoder(nn.Module):
                 collectives=collectives,
                 experts=None if experts is None else experts.by_layer.get(i),
                 input_gate=self._input_gate(i),
-                weights=WeightMaker(device=device, dtype=dtype, blocks=layer.blocks),
+                weights=WeightMaker(device=device, dtype=dtype, forms=layer.forms),
             )
             for i, layer in enumerate(spec.layers)
         )
@@ -138,11 +139,13 @@ class Decoder(nn.Module):
 
     @property
     def scaled_names(self) -> tuple[str, ...]:
-        """The names of the weights that are float8, sorted: the same on all ranks."""
-        end = f".{SCALE}"
-        return tuple(
-            sorted(name.removesuffix(end) for name in self.weights() if name.endswith(end))
-        )
+        """The names of what is float8 or of four bits, sorted: the same on all ranks."""
+        return self._names_before(f".{SCALE}")
+
+    @property
+    def int4_names(self) -> tuple[str, ...]:
+        """The names of the weights that are of four bits, sorted."""
+        return self._names_before(f".{ZERO_POINT}")
 
     @property
     def is_capturable(self) -> bool:
@@ -185,6 +188,12 @@ class Decoder(nn.Module):
         logits_RV = logits_RV[:, : self.spec.vocab_size].contiguous()
         cap = self.spec.logits_soft_cap
         return logits_RV if cap is None else (logits_RV / cap).tanh_().mul_(cap)
+
+    def _names_before(self, end: str) -> tuple[str, ...]:
+        """Names of weights that have a tensor with this end."""
+        return tuple(
+            sorted(name.removesuffix(end) for name in self.weights() if name.endswith(end))
+        )
 
     def _embed(self, token_ids_T: Tensor) -> ResidualStream:
         embedded_TC = self.embedding(token_ids_T)

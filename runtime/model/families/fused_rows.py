@@ -22,11 +22,12 @@ class FusedRows:
 
 
 def with_scales(fused: Mapping[str, FusedRows]) -> Mapping[str, FusedRows]:
-    """The same, and of weights whose rows are not by turns the rows of scales of their blocks."""
+    """The same, and of weights whose rows are not by turns the rows of scales and zero points."""
     scales = {
-        f"{name}_scale": FusedRows(tuple([f"{part}_scale" for part in rows.parts]))
+        f"{name}{end}": FusedRows(tuple([f"{part}{end}" for part in rows.parts]))
         for name, rows in fused.items()
         if rows.num_turns == 1
+        for end in ("_scale", "_zero_point")
     }
     return {**fused, **scales}
 

@@ -57,4 +57,5 @@ AWQ = WeightFormat(
     quant_method="awq",
     summary="int of 4 bits with a scale and a zero point per group of inputs, for the kernel GEMM",
     read=_read,
+    kept="4 bits",
 )

@@ -24,6 +24,8 @@ from raydix.runtime.model.formats.packed import PackedLayout
 from raydix.runtime.model.formats.scaled import PER_OUTPUT, PER_TENSOR, Block, ScaledLayout
 
 _REMEDY = "Fetch config.json again, or a checkpoint in another format."
+_IN_ANY_ORDER = (True, "group", "dynamic")
+"""What `actorder` says where groups have inputs from anywhere."""
 _FLOATS = "dense"
 """What a group is called whose modules are stored as floats."""
 
@@ -119,7 +121,12 @@ def _read_layout(where: str, stored_as: object, weights: Mapping[str, Any]) -> t
     match stored_as, kind, bits:
         case "pack-quantized", "int", (2 | 4 | 8):
             group = _read_group_size(where, weights)
-            return PackedLayout(bits=bits, group=group, is_symmetric=is_symmetric), told
+            return PackedLayout(
+                bits=bits,
+                group=group,
+                is_symmetric=is_symmetric,
+                is_in_any_order=weights.get("actorder") in _IN_ANY_ORDER,
+            ), told
         case (("float-quantized" | "naive-quantized"), "float", 8):
             return ScaledLayout(dtype="F8_E4M3", block=_read_block(where, weights)), told
         case (("int-quantized" | "naive-quantized"), "int", int(bits)) if 2 <= bits <= 8:
@@ -186,5 +193,5 @@ COMPRESSED_TENSORS = WeightFormat(
     summary="float8 and int8 with scales by matrix, output, group or block; int of 2, 4 or 8 bits, "
     "packed; NVFP4; MXFP4",
     read=_read,
-    has_float8=True,
+    kept="float8 and 4 bits",
 )

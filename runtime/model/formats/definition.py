@@ -12,7 +12,7 @@ from raydix.runtime.model.formats.stored_tensor import StoredTensor
 RESTORE = "restore"
 """The way in which weights become floats of the serving dtype as they are read."""
 NATIVE = "native"
-"""The way in which weights in float8 stay as they are stored; all others are restored."""
+"""The way in which weights in float8 or four bits stay so; all others are restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class WeightFormat:
     """What it stores, in a sentence for people."""
     read: Callable[[Mapping[str, Any]], ModuleLayouts]
     """Reads `quantization_config`. Raises CheckpointError, naming the limit, for what it lacks."""
-    has_float8: bool = False
-    """Whether some of it is float8 with scales, which may stay as it is stored."""
+    kept: str | None = None
+    """What of it may stay as it is stored, for people; None: nothing."""
     model_types: tuple[str, ...] | None = None
     """Families that are stored so, by the `model_type` of config.json; None: every family."""
 

@@ -26,7 +26,7 @@ def document_row(each: WeightFormat) -> str:
     method = "none" if each.quant_method is None else f"`{each.quant_method}`"
     way = "as stored"
     if each.quant_method is not None:
-        way = f"`{RESTORE}`, float8 also `{NATIVE}`" if each.has_float8 else f"`{RESTORE}`"
+        way = f"`{RESTORE}`" if each.kept is None else f"`{RESTORE}`, {each.kept} also `{NATIVE}`"
     families = (
         "all" if each.model_types is None else ", ".join(f"`{one}`" for one in each.model_types)
     )

@@ -72,5 +72,5 @@ FP8 = WeightFormat(
     quant_method="fp8",
     summary="float8 (e4m3) with a scale per block or per matrix",
     read=_read,
-    has_float8=True,
+    kept="float8",
 )

@@ -103,4 +103,5 @@ GPTQ = WeightFormat(
     summary="int of 2, 4 or 8 bits with a scale and a zero point per group of inputs, of version 1 "
     "or 2",
     read=_read,
+    kept="4 bits with groups in order",
 )

@@ -3,11 +3,16 @@
 Legend: N outputs, K inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from raydix.kernels.int4.form import BLOCK, HALF
+from raydix.runtime.model.formats.kept_names import KEPT_SCALE, KEPT_ZERO_POINT
+
+_RESTORE = "Set model.quantization to restore"
+"""What to do about a matrix that cannot stay as it is."""
 _MANTISSA_BITS = 23
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Floats of four bits: the codes 0 to 7; the codes 8 to 15 are the same with a minus."""
@@ -83,6 +88,38 @@ def scale_groups(
     if isinstance(zero_points_NG, Tensor):
         zero_points_NG = spread(zero_points_NG)
     return (numbers_NK - zero_points_NG).float().mul_(spread(scales_NG.float()))
+
+
+def keep_groups(
+    numbers_NK: Tensor,
+    zero_points_NG: Tensor | int,
+    scales_NG: Tensor,
+    groups: Tensor | int | None,
+    size: int | None,
+) -> Iterator[tuple[str, Tensor]]:
+    """A matrix of four bits as `kernels.int4.form` has it, by the ends of its tensors' names.
+
+    The arguments are those of `scale_groups`; size: that of a group, None for all inputs. Raises
+    ValueError if inputs have other groups, or make no whole blocks.
+    """
+    num_inputs = numbers_NK.shape[1]
+    if num_inputs % BLOCK:
+        raise ValueError(f"has {num_inputs} inputs; expected a multiple of {BLOCK}. {_RESTORE}")
+    if isinstance(groups, Tensor) and not groups.is_meta:
+        in_order = torch.arange(num_inputs, device=groups.device) // (size or num_inputs)
+        if not torch.equal(groups.long(), in_order):
+            raise ValueError(
+                f"has inputs whose groups are in no order; expected {size or num_inputs} inputs of "
+                f"each, one group behind another, as the config tells of no other order. {_RESTORE}"
+            )
+
+    blocks_NXB = numbers_NK.unflatten(1, (-1, BLOCK))
+    low, high = blocks_NXB[..., :HALF], blocks_NXB[..., HALF:]
+    if not isinstance(zero_points_NG, Tensor):
+        zero_points_NG = torch.full_like(scales_NG, zero_points_NG, dtype=torch.uint8)
+    yield ".weight", (low | high << 4).flatten(1).to(torch.uint8)
+    yield KEPT_SCALE, scales_NG.float()
+    yield KEPT_ZERO_POINT, zero_points_NG.to(torch.uint8)
 
 
 def _require_groups(groups_K: Tensor, num_groups: int) -> None:

@@ -90,5 +90,5 @@ MODELOPT = WeightFormat(
     quant_method="modelopt",
     summary="float8 (e4m3) with a scale per matrix or output; NVFP4; both in one",
     read=_read,
-    has_float8=True,
+    kept="float8",
 )

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from raydix.kernels.int4.form import Int4Groups
 from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Part, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _WORD_BITS = 32
+_KEPT_BITS = 4
 _PACKED, _SCALE, _SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
 _ZERO_POINT, _GROUPS = ".weight_zero_point", ".weight_g_idx"
 
@@ -28,6 +30,8 @@ class PackedLayout:
     """The inputs that share a scale; None: all."""
     is_symmetric: bool
     """Whether zero is in the middle of the range, and no zero points are stored."""
+    is_in_any_order: bool = False
+    """Whether only `.weight_g_idx` tells the group of an input."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -53,10 +57,29 @@ class PackedLayout:
             _GROUPS: ((inputs,),),
         }
 
+    @property
+    def kept_form(self) -> Int4Groups | None:
+        """The groups in which it may stay, if it has four bits and groups that are in order."""
+        return None if self.bits != _KEPT_BITS or self.is_in_any_order else Int4Groups(self.group)
+
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix, whose shape is stored, too."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import scale_groups, unpack_integers
+        from raydix.runtime.model.formats.matrices import scale_groups
+
+        yield ".weight", scale_groups(*self._integers(parts))
+
+    def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
+        """The matrix in four bits, its scales and its zero points."""
+        from raydix.runtime.model.formats.matrices import keep_groups
+
+        yield from keep_groups(*self._integers(parts), self.group)
+
+    def _integers(
+        self, parts: "Mapping[str, Tensor]"
+    ) -> "tuple[Tensor, Tensor | int, Tensor, Tensor | int | None]":
+        """What `scale_groups` takes."""
+        from raydix.runtime.model.formats.matrices import unpack_integers
 
         numbers_NK = unpack_integers(parts[_PACKED], self.bits)
         outputs, inputs = numbers_NK.shape
@@ -70,4 +93,4 @@ class PackedLayout:
         if not self.is_symmetric:
             zero_points = unpack_integers(parts[_ZERO_POINT].T, self.bits)[:, :outputs].T
         groups = parts.get(_GROUPS, self.group)
-        yield ".weight", scale_groups(numbers_NK, zero_points, parts[_SCALE], groups)
+        return numbers_NK, zero_points, parts[_SCALE], groups

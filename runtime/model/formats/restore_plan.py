@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raydix.errors import CheckpointError
+from raydix.runtime.model.formats.kept_layout import KeptLayout
 from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Layout, ModuleLayouts
 from raydix.runtime.model.formats.restoring import Tensors
-from raydix.runtime.model.formats.scaled import ScaledLayout
 from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH, StoredTensor
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class RestorePlan:
     def restore(self, tensors: Tensors, is_kept: Callable[[str], bool]) -> Tensors:
         """Make floats of what is quantised; pass on all else, but for what is unused.
 
-        `is_kept`: whether a module stays as it is stored, with scales called KEPT_SCALE. Raises
+        `is_kept`: whether a module stays as it is stored, with parts as of `kept_names`. Raises
         CheckpointError if the content of tensors makes no weight.
         """
         held: dict[str, dict[str, Tensor]] = {}
@@ -89,7 +89,7 @@ def _restore_module(
     try:
         made = (
             layout.keep(parts)
-            if is_kept and isinstance(layout, ScaledLayout)
+            if is_kept and isinstance(layout, KeptLayout)
             else layout.restore(parts)
         )
         for part, restored in made:

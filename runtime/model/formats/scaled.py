@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from raydix.kernels.fp8 import form
+from raydix.runtime.model.formats.kept_names import KEPT_SCALE
 from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Part, Shape
 
 if TYPE_CHECKING:
@@ -13,8 +15,6 @@ Block = tuple[int | None, int | None]
 """Outputs and inputs that share a scale; None: all of them. The last blocks may be short."""
 PER_TENSOR: Block = (None, None)
 PER_OUTPUT: Block = (1, None)
-KEPT_SCALE = ".weight_scale"
-"""The part with the scales of a matrix that stays as it is stored, whatever it was called."""
 _WEIGHT = ".weight"
 
 
@@ -51,6 +51,16 @@ class ScaledLayout:
         if self.block == PER_TENSOR:
             accepted = (*accepted, ())
         return {part: accepted for part in (self.scale, self.zero_point) if part is not None}
+
+    @property
+    def kept_form(self) -> form.Block | None:
+        """The blocks in which it may stay: of float8 alone."""
+        if self.dtype != "F8_E4M3" or self.zero_point is not None:
+            return None
+        rows, columns = self.block
+        if self.block == PER_TENSOR:
+            return form.PER_OUTPUT
+        return None if rows is None else (rows, columns)
 
     def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix as it is stored, and float32 scales of its blocks, [outputs, inputs].

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from raydix.kernels.int4.form import Int4Groups
 from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Part, Shape
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _WORD_BITS = 32
 _NUMBERS, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 _WORDS = Part(("I32",), num_dimensions=2)
+_KEPT_BITS = 4
 _AWQ_BITS = 4
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in a word of each of its eight outputs."""
@@ -60,10 +62,29 @@ class GptqLayout:
             _GROUPS: ((inputs,),),
         }
 
+    @property
+    def kept_form(self) -> Int4Groups | None:
+        """The groups in which it may stay, if it has four bits and groups that are in order."""
+        return None if self.bits != _KEPT_BITS or self.is_in_any_order else Int4Groups(self.group)
+
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix, [outputs, inputs]: (number - zero point) * scale."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import scale_groups, unpack_integers
+        from raydix.runtime.model.formats.matrices import scale_groups
+
+        yield ".weight", scale_groups(*self._integers(parts))
+
+    def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
+        """The matrix in four bits, its scales and its zero points."""
+        from raydix.runtime.model.formats.matrices import keep_groups
+
+        yield from keep_groups(*self._integers(parts), self.group)
+
+    def _integers(
+        self, parts: "Mapping[str, Tensor]"
+    ) -> "tuple[Tensor, Tensor | int, Tensor, Tensor | int | None]":
+        """What `scale_groups` takes."""
+        from raydix.runtime.model.formats.matrices import unpack_integers
 
         numbers_NK = unpack_integers(parts[_NUMBERS].T, self.bits)
         scales_GN = parts[_SCALES]
@@ -77,8 +98,7 @@ class GptqLayout:
         if self.is_symmetric:
             zero_points = 1 << (self.bits - 1)
             _require_middle(zeros_GN, zero_points)
-        groups = parts.get(_GROUPS, self.group)
-        yield ".weight", scale_groups(numbers_NK, zero_points, scales_GN.T, groups)
+        return numbers_NK, zero_points, scales_GN.T, parts.get(_GROUPS, self.group)
 
 
 def _require_middle(zeros_GN: "Tensor", middle: int) -> None:
@@ -118,10 +138,29 @@ class AwqLayout:
             _ZEROS: ((num_groups, num_words),),
         }
 
+    @property
+    def kept_form(self) -> Int4Groups | None:
+        """The groups in which it may stay."""
+        return Int4Groups(self.group)
+
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix, [outputs, inputs]: (number - zero point) * scale."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import scale_groups, unpack_integers
+        from raydix.runtime.model.formats.matrices import scale_groups
+
+        yield ".weight", scale_groups(*self._integers(parts))
+
+    def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
+        """The matrix in four bits, its scales and its zero points."""
+        from raydix.runtime.model.formats.matrices import keep_groups
+
+        yield from keep_groups(*self._integers(parts), self.group)
+
+    def _integers(
+        self, parts: "Mapping[str, Tensor]"
+    ) -> "tuple[Tensor, Tensor, Tensor, int | None]":
+        """What `scale_groups` takes."""
+        from raydix.runtime.model.formats.matrices import unpack_integers
 
         numbers_NK, zeros_NG = (
             unpack_integers(parts[part], _AWQ_BITS)
@@ -130,4 +169,4 @@ class AwqLayout:
             .T
             for part in (_NUMBERS, _ZEROS)
         )
-        yield ".weight", scale_groups(numbers_NK, zeros_NG, parts[_SCALES].T, self.group)
+        return numbers_NK, zeros_NG, parts[_SCALES].T, self.group

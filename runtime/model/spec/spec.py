@@ -12,8 +12,10 @@ from typing import Any
 
 from raydix.kernels.dense.glu_form import GluForm, SiluGlu
 from raydix.kernels.fp8.form import Block
+from raydix.kernels.int4.form import Int4Groups
 from raydix.kernels.moe.routing import Routing
 from raydix.kernels.state.delta_form import DeltaForm
+from raydix.kernels.weights.kept_form import KeptForm
 from raydix.runtime.model.spec.rope_spec import Rope
 
 
@@ -171,6 +173,20 @@ class ScaledPart:
     """What the decoder calls it within its layer; of experts, without their number."""
     block: Block
 
+    @property
+    def form(self) -> KeptForm:
+        """How it stays."""
+        return self.block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Part:
+    """A weight that stays in four bits, and is multiplied as `kernels.int4` says."""
+
+    name: str
+    """What the decoder calls it within its layer; of experts, without their number."""
+    form: Int4Groups
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
@@ -189,16 +205,17 @@ class LayerSpec:
     """Is the residual stream multiplied by a weight of the layer's own in the end? Only a layer
     with post norms may say so.
     """
-    scaled: tuple[ScaledPart, ...] = ()
-    """The weights that stay in float8, as far as ranks can divide them between blocks.
+    scaled: tuple[ScaledPart | Int4Part, ...] = ()
+    """The weights that stay in float8 or four bits, as far as ranks can divide them between blocks
+    or groups.
 
     All others are floats.
     """
 
     @property
-    def blocks(self) -> Mapping[str, Block]:
-        """The blocks of weights that stay in float8, by their names."""
-        return {part.name: part.block for part in self.scaled}
+    def forms(self) -> Mapping[str, KeptForm]:
+        """The forms of weights that stay as they are stored, by their names."""
+        return {part.name: part.form for part in self.scaled}
 
     @property
     def mlp_norm(self) -> NormSpec | None:

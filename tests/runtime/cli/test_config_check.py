@@ -102,6 +102,24 @@ def test_float8_that_stays_takes_half_of_the_memory(
     assert figures["weight_bytes_per_rank"] == pytest.approx(DEEPSEEK_V3_WEIGHTS / 8, rel=0.02)
 
 
+def test_four_bits_that_stay_take_a_quarter_of_the_memory(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**DEEPSEEK_V3, "quantization_config": {**awq, "zero_point": True}})
+    )
+    native = ("--set", "model.quantization=native", "--set", "parallel.tp=8", "--json")
+
+    assert run("config", "check", str(tmp_path), *CUDA, "--gpu-memory", "400GiB", *native) == 0
+
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["weight_format"] == "awq, 4 bits in groups of 128 inputs (way: native)"
+    # A group has a float32 scale and a byte for its zero point.
+    weight_bytes = DEEPSEEK_V3_WEIGHTS * (1 / 2 + 5 / 128) / 8
+    assert figures["weight_bytes_per_rank"] == pytest.approx(weight_bytes, rel=0.03)
+
+
 def test_what_is_kept_and_what_is_read_are_told_apart(
     run: Run, capsys: Capture, tmp_path: Path
 ) -> None:

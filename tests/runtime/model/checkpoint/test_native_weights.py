@@ -8,6 +8,8 @@ import torch
 
 from raydix.errors import CheckpointError, ConfigError
 from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, PER_OUTPUT
+from raydix.kernels.int4.form import Int4Groups
+from raydix.kernels.weights.kept_form import KeptForm
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, check_weights, load_model
@@ -17,7 +19,7 @@ from raydix.runtime.model.checkpoint.checkpoint_config import (
 )
 from raydix.runtime.model.checkpoint.dummy import make_dummy_model
 from raydix.runtime.model.checkpoint.model_sizes import measure_model
-from raydix.runtime.model.checkpoint.native_weights import kernel_blocks
+from raydix.runtime.model.checkpoint.native_weights import kept_forms
 from raydix.runtime.model.families.table import Family
 from tests.quantised_checkpoints import make_quantised
 
@@ -60,35 +62,43 @@ def load(folder: Path, *, tp: int = 1) -> LoadedModel:
     )
 
 
+IN_GROUPS = Int4Groups(128)
+
+
 @pytest.mark.parametrize(
-    ("way", "device", "capability", "blocks"),
+    ("way", "device", "capability", "stays"),
     [
+        (QuantizationWay.RESTORE, "cpu", None, ()),
         (QuantizationWay.AUTO, "cpu", None, ()),
-        (QuantizationWay.NATIVE, "cpu", None, None),
+        (QuantizationWay.NATIVE, "cpu", None, ((16, 16), IN_BLOCKS, Int4Groups(16), IN_GROUPS)),
         (QuantizationWay.RESTORE, "cuda", HOPPER, ()),
-        (QuantizationWay.AUTO, "cuda", HOPPER, ()),
+        (QuantizationWay.AUTO, "cuda", HOPPER, (IN_GROUPS,)),
         (QuantizationWay.AUTO, "cuda", AMPERE, ()),
         (QuantizationWay.AUTO, "cuda", None, ()),
-        (QuantizationWay.NATIVE, "cuda", HOPPER, KERNEL_BLOCKS),
-        (QuantizationWay.NATIVE, "cuda", None, KERNEL_BLOCKS),
+        (QuantizationWay.NATIVE, "cuda", HOPPER, (IN_BLOCKS, IN_GROUPS)),
+        (QuantizationWay.NATIVE, "cuda", None, (IN_BLOCKS, IN_GROUPS)),
     ],
 )
-def test_float8_stays_where_it_is_asked_for_and_there_are_kernels(
+def test_weights_stay_where_it_is_asked_for_and_there_are_kernels(
     way: QuantizationWay,
     device: str,
     capability: tuple[int, int] | None,
-    blocks: tuple[object, ...] | None,
+    stays: tuple[KeptForm, ...],
 ) -> None:
-    assert kernel_blocks(way, device, capability) == blocks
+    may_stay = kept_forms(way, device, capability)
+    forms: list[KeptForm] = [(16, 16), IN_BLOCKS, Int4Groups(16), IN_GROUPS]
+    assert tuple(each for each in forms if may_stay is not None and may_stay(each)) == stays
 
 
 def test_a_gpu_without_kernels_is_refused_where_float8_is_to_stay() -> None:
     with pytest.raises(ConfigError, match=r"compute capability 8\.0; there are kernels for 9\.0"):
-        kernel_blocks(QuantizationWay.NATIVE, "cuda", AMPERE)
+        kept_forms(QuantizationWay.NATIVE, "cuda", AMPERE)
 
 
-@pytest.mark.parametrize("scheme", ["int4 packed", "mxfp4", "int8 per output"])
-def test_what_is_no_float8_is_refused_where_it_is_to_stay(scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["int8 packed", "mxfp4", "int8 per output"])
+def test_what_is_neither_float8_nor_four_bits_is_refused_where_it_is_to_stay(
+    scheme: str, tmp_path: Path
+) -> None:
     folder, _ = make_quantised(tmp_path, Family.QWEN3, scheme)
     with pytest.raises(ConfigError, match="no weight can stay as it is stored"):
         native(folder)
@@ -103,7 +113,7 @@ def test_kernels_know_blocks_of_128_and_scales_per_output(tmp_path: Path) -> Non
                 config.served(QuantizationWay.NATIVE, "cuda", HOPPER)
             continue
         served = config.served(QuantizationWay.NATIVE, "cuda", HOPPER)
-        assert {part.block for layer in served.spec.layers for part in layer.scaled} == {PER_OUTPUT}
+        assert {part.form for layer in served.spec.layers for part in layer.scaled} == {PER_OUTPUT}
     assert IN_BLOCKS in KERNEL_BLOCKS
 
 
