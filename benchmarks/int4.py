@@ -102,12 +102,12 @@ class Experts:
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
         sizes = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
-        self.floats = [
+        self.gate_up_floats, self.down_floats = (
             torch.empty(shape.experts, *size, dtype=torch.bfloat16, device="cuda").normal_(
                 std=size[1] ** -0.5
             )
             for size in sizes
-        ]
+        )
         self.gate_up, self.down = (random_weight(shape.experts, *size) for size in sizes)
 
     def works(
@@ -120,7 +120,8 @@ class Experts:
         form = SiluGlu()
 
         def bf16() -> Tensor:
-            return fused_experts(x, *self.floats, *chosen, form=form, biases=None)
+            weights = self.gate_up_floats, self.down_floats
+            return fused_experts(x, *weights, *chosen, form=form, biases=None)
 
         def int4(division: ExpertTiles | None) -> Work:
             return lambda: int4_experts(

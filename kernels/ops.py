@@ -15,35 +15,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from raydix.kernels.attention.expanded_latents import expanded_latent_attention
 from raydix.kernels.attention.form import AttentionForm
 from raydix.kernels.attention.rows import AttentionRows, DecodeRows, PrefillRow, cut_rows
 from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.kv_cache.rotation import QkNorm, RopeTables
-from raydix.kernels.moe.expert_biases import biases_of
 from raydix.kernels.moe.routing import GroupLimitedRouting
 from raydix.kernels.reference import (
     activation,
     expert_routes,
     experts,
     gated_delta,
-    int4_linear,
     kv_write,
     latent_attention,
     norm,
     paged_attention,
+    products,
     sampling,
-    scaled_linear,
     token_mask,
 )
 from raydix.kernels.sampling.columns import SamplingColumns
 from raydix.kernels.state.delta_form import DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
-from raydix.kernels.weights.int4_weight import Int4Weight
-from raydix.kernels.weights.linear_weight import LinearWeight, int4_bank, scaled_bank
-from raydix.kernels.weights.scaled_weight import ScaledWeight
+from raydix.kernels.weights.linear_weight import LinearWeight
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +232,8 @@ class ReferenceOps:
     extension_tokens = 16
     tile_tokens = 2**30
     """The tokens of a tile: so many that a row is always one tile, whose keys are gathered once."""
+    linear = staticmethod(products.linear)
+    fused_experts = staticmethod(products.fused_experts)
     rms_norm = staticmethod(norm.rms_norm)
     glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)
@@ -252,46 +249,9 @@ class ReferenceOps:
     sample_cut = staticmethod(sampling.sample_cut)
     mask_tokens = staticmethod(token_mask.mask_tokens)
 
-    def linear(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
-        """Multiply by a weight and add its bias, as `ModelOps.linear` says."""
-        if isinstance(weight, ScaledWeight):
-            return scaled_linear.scaled_linear(x_TC, weight)
-        if isinstance(weight, Int4Weight):
-            return int4_linear.int4_linear(x_TC, weight)
-        return functional.linear(x_TC, weight.matrix_OC, weight.bias_O)
-
     def linear_summands(self, x_TC: Tensor, weight: LinearWeight) -> Tensor:
         """Return the whole product as its only summand; see `ModelOps.linear_summands`."""
         return self.linear(x_TC, weight)
-
-    def fused_experts(
-        self,
-        x_TC: Tensor,
-        gate_up: LinearWeight,
-        down: LinearWeight,
-        weights_TK: Tensor,
-        expert_ids_TK: Tensor,
-        *,
-        form: GluForm,
-    ) -> Tensor:
-        """Run a bank's experts on the rows, as `ModelOps.fused_experts` says."""
-        if isinstance(gate_up, ScaledWeight) or isinstance(down, ScaledWeight):
-            return scaled_linear.scaled_experts(
-                x_TC, *scaled_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
-            )
-        if isinstance(gate_up, Int4Weight) or isinstance(down, Int4Weight):
-            return int4_linear.int4_experts(
-                x_TC, *int4_bank(gate_up, down), weights_TK, expert_ids_TK, form=form
-            )
-        return experts.fused_experts(
-            x_TC,
-            gate_up.matrix_OC,
-            down.matrix_OC,
-            weights_TK,
-            expert_ids_TK,
-            form=form,
-            biases=biases_of(gate_up, down),
-        )
 
     def plan_tiles(self, rows: Sequence[PrefillRow]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Cut rows into tiles, as `ModelOps.plan_tiles` says; there are no extensions."""

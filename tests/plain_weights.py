@@ -7,4 +7,4 @@ from raydix.kernels.weights.linear_weight import WeightMaker
 
 def plain_weights(device: torch.device, dtype: torch.dtype) -> WeightMaker:
     """A maker of floats alone."""
-    return WeightMaker(device=device, dtype=dtype, blocks={})
+    return WeightMaker(device=device, dtype=dtype, forms={})

@@ -115,9 +115,10 @@ def test_four_bits_that_stay_take_a_quarter_of_the_memory(
 
     figures = json.loads(capsys.readouterr().out)
     assert figures["weight_format"] == "awq, 4 bits in groups of 128 inputs (way: native)"
-    # A group has a float32 scale and a byte for its zero point.
+    # A group has a float32 scale and a byte for its zero point. The embedding, the head, and what
+    # makes keys and values of latents are in bfloat16; each rank has all of what makes latents.
     weight_bytes = DEEPSEEK_V3_WEIGHTS * (1 / 2 + 5 / 128) / 8
-    assert figures["weight_bytes_per_rank"] == pytest.approx(weight_bytes, rel=0.03)
+    assert figures["weight_bytes_per_rank"] == pytest.approx(weight_bytes, rel=0.04)
 
 
 def test_what_is_kept_and_what_is_read_are_told_apart(

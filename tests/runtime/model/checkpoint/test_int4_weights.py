@@ -34,7 +34,7 @@ def native(folder: Path) -> CheckpointConfig:
 def load(
     folder: Path, config: CheckpointConfig | None, rank: int = 0, size: int = 1
 ) -> LoadedModel:
-    """config: None: that of the folder, whose weights are restored."""
+    """Weights are restored if there is no `config`."""
     return load_model(
         folder,
         device=CPU,
