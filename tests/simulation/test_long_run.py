@@ -10,7 +10,11 @@ from tests.simulation.workload import run_workload
 @pytest.mark.parametrize(
     ("ranks_per_lane", "lanes_per_group", "num_requests", "seed"),
     # In so short a run few requests find anything in L2: it takes seeds in which some do.
-    [(1, 1, 400, 6), (4, 1, 200, 7), (1, 4, 200, 2)],
+    [
+        (1, 1, 400, 6),
+        pytest.param(4, 1, 200, 7, marks=pytest.mark.part),
+        pytest.param(1, 4, 200, 2, marks=pytest.mark.part),
+    ],
 )
 def test_cluster_survives_faults_of_every_kind_with_every_answer_exact(
     ranks_per_lane: int, lanes_per_group: int, num_requests: int, seed: int
