@@ -198,12 +198,14 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 @contextlib.asynccontextmanager
 async def serving_http(
     front: HttpFront | None,
+    name: str,
     engines: "Mapping[str, AsyncLLM | AsyncService]",
     drain_s: float,
     is_followed: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[str | None]:
     """Serve models over HTTP meanwhile; yields the URL, or None without `--http`.
 
+    `name`: what Ray Serve's application is named after, where it serves.
     `engines`: the handle on those of each model, by what clients call it.
     At the end streams may go on for `drain_s`, and be told what the engine makes of them then.
     `is_followed`: whether replicas of Ray Serve are to stay, as they serve a later version.
@@ -236,21 +238,23 @@ async def serving_http(
             origins=front.origins,
             log_path=log_path,
         )
-        async with replicas_listening(replicas, front.address, is_followed) as url:
+        async with replicas_listening(name, replicas, front.address, is_followed) as url:
             yield url
 
 
-async def check_service_front(
-    front: HttpFront | None, *, is_later: bool, others: Collection[str]
+async def clear_service_front(
+    front: HttpFront | None, name: str, services: Collection[str], running: Collection[str]
 ) -> None:
-    """Raise ConfigError if a service cannot have HTTP where it is asked for.
+    """Raise ConfigError if services cannot have HTTP where it is asked for.
 
-    is_later: whether it is a later version of one that runs; others: other services that run.
+    name: what they are named after together; running: the services that run. What services that are
+    gone have left ends.
     """
     if front is not None and front.num_replicas is not None:
-        from raydix.runtime.server.serve_front import check_can_serve
+        from raydix.runtime.server.serve_front import Asked, clear_for
 
-        await asyncio.to_thread(check_can_serve, front.address, is_later=is_later, others=others)
+        asked = Asked(name=name, services=frozenset(services), running=frozenset(running))
+        await asyncio.to_thread(clear_for, front.address, asked)
 
 
 def require_packages(options: HttpOptions) -> None:

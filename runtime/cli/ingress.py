@@ -155,7 +155,8 @@ async def _serve_until_stopped(
             if model is None:
                 [model] = model_names_of(options.model_names, [await service.model_path()])
             by_model[model] = service
-        url = await stack.enter_async_context(serving_http(front, by_model, drain_s))
+        serving = serving_http(front, "ingress", by_model, drain_s)
+        url = await stack.enter_async_context(serving)
         logger.info("HTTP is ready at %s/v1, model %s", url, ", ".join(by_model))
         await until_stopped()
         logger.info("stopping: requests may go on for %g s; Ctrl-C again ends them", drain_s)

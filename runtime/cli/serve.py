@@ -217,7 +217,7 @@ async def serve_until_stopped(
         listen=options.listen,
         secret_file=options.secret_file,
     ) as engine:
-        async with serving_http(front, {model_name: engine}, drain_s) as url:
+        async with serving_http(front, options.name, {model_name: engine}, drain_s) as url:
             await _tell_ready(engine, options.name)
             if front is not None:
                 logger.info("HTTP is ready at %s/v1, model %s", url, model_name)

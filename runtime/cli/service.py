@@ -139,7 +139,8 @@ async def serve_services(
     ray = next(iter(configs.values())).ray
     cluster = await asyncio.to_thread(join_cluster, options.address, ray)
     try:
-        await _check_front(front, names, formers)
+        followed = [names[model] for model, each in formers.items() if each is not None]
+        await _clear_front(front, options.name, names.values(), followed)
         services = {
             model: _service_of(config, names[model], options, formers[model])
             for model, config in configs.items()
@@ -150,17 +151,14 @@ async def serve_services(
             await asyncio.to_thread(cluster.stop)
 
 
-async def _check_front(
-    front: "HttpFront | None",
-    names: Mapping[str, str],
-    formers: "Mapping[str, FormerService | None]",
+async def _clear_front(
+    front: "HttpFront | None", name: str, names: Collection[str], followed: Collection[str]
 ) -> None:
     from raydix.runtime.actors.service.running import running_services
-    from raydix.runtime.cli.http_front import check_service_front
+    from raydix.runtime.cli.http_front import clear_service_front
 
-    others = (await running_services()).keys() - set(names.values())
-    is_later = any(each is not None for each in formers.values())
-    await check_service_front(front, is_later=is_later, others=others)
+    running = {*await running_services(), *followed}
+    await clear_service_front(front, name, names, running)
 
 
 def _service_of(
@@ -236,7 +234,7 @@ async def _serve_until(
             )
             for model, service in services.items()
         }
-        front_end = serving_http(front, engines, options.drain_s, is_followed)
+        front_end = serving_http(front, options.name, engines, options.drain_s, is_followed)
         url = await handles.enter_async_context(front_end)
         for service in services.values():
             logger.info(

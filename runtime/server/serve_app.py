@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,21 @@ _KILL_S = 5.0
 """The time past `drain_s` after which Ray Serve kills a replica, whose requests may have ended."""
 _MAX_ONGOING = 1 << 16
 """The most requests at a replica: the bounded queue is the engine's, which answers 429."""
+
+
+_MARK = "+"
+_NOT_IN_NAMES = re.compile(r"[^\w.-]")
+
+
+def serve_name(name: str) -> str:
+    """What Ray Serve is told of a name: its logs are files that are called so."""
+    return _NOT_IN_NAMES.sub("-", name)
+
+
+def used_by(deployment: str) -> frozenset[str]:
+    """The names of those whose engines a deployment uses, as `serve_name` says them."""
+    _, *used = deployment.split(_MARK)
+    return frozenset(used[:-1])
 
 
 class ServeArguments(BaseModel):
@@ -87,10 +103,14 @@ class Replicas:
 
     @property
     def deployment_name(self) -> str:
-        """Equal for replicas that do the same: these need not be replaced by each other."""
+        """Equal for replicas that do the same: these need not be replaced by each other.
+
+        It says whose engines they use: see `used_by`.
+        """
+        used = _MARK.join(serve_name(each.name) for each in self.engines.values())
         said = (self.engines, self.keys, self.drain_s, self.origins, self.log_path)
         digest = hashlib.blake2b(VERSION.encode() + pickle.dumps(said), digest_size=8)
-        return f"{HttpReplica.__name__}-{digest.hexdigest()}"
+        return f"{HttpReplica.__name__}{_MARK}{used}{_MARK}{digest.hexdigest()}"
 
     def application(self, **actor_options: Any) -> Application:
         """What `serve.run` takes; `actor_options`: what Ray reserves for each replica."""

