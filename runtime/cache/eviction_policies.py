@@ -93,13 +93,14 @@ def eviction_key(
     """The key of pages of which it is known when they are used again.
 
     Those that count as used before all times go before all others, under every policy. Those that
-    are kept go last of their equals under a policy by which the latest use goes first, too.
+    are kept go last of their equals, also where the latest use goes first, or what came first: they
+    count as if they came when they are kept no longer.
     """
     used_s = counts_as_used_s(standing, now_s)
     key = policy_key(pages, used_s)
     match standing:
         case Kept():
-            return max(key, policy_key(pages, -used_s))
+            return key if isinstance(key, tuple) else max(key, used_s)
         case Over():
             return (-math.inf, -math.inf) if isinstance(key, tuple) else -math.inf
         case _:

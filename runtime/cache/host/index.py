@@ -1,5 +1,6 @@
 """The index of L2: which host page holds what, and which page goes next."""
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -210,13 +211,17 @@ class HostIndex:
 
         By several users: as used just now.
         """
-        if user == SEVERAL_USERS:
-            self._use(group, self.find_all(group, keys), user, Idle(self._now_s))
-            return
         found = self.find_all(group, keys)
-        lacking = [key for key, page_id in zip(keys, found, strict=True) if page_id is None]
-        self._coming.note(lacking, user, self._now_s)
-        self._use(group, found, user, InUse(self._now_s))
+        standing: Standing = Idle(self._now_s)
+        goes_on_s = -math.inf
+        if user != SEVERAL_USERS:
+            lacking = [key for key, page_id in zip(keys, found, strict=True) if page_id is None]
+            self._coming.note(lacking, user, self._now_s)
+            standing = InUse(self._now_s)
+            goes_on_s = self._now_s if lacking else goes_on_s
+        unread = self._evictable.listed(_ready(found))
+        self._evictable.use(group, unread, user, standing, self._now_s, goes_on_s=goes_on_s)
+        self._pages.use_all(unread[::-1])
 
     def begin_use(self, user: UserId) -> None:
         """Note that a user has a request: if it had ended, it goes on."""
@@ -246,17 +251,6 @@ class HostIndex:
     def hinted(self, page_ids: Sequence[HostPageId]) -> list[HintedPages]:
         """The pages among these, in any order, of which a hint says something."""
         return self._evictable.hinted(np.array(page_ids, dtype=np.int64))
-
-    def _use(
-        self,
-        group: int,
-        found: Sequence[HostPageId | None],
-        user: UserId,
-        standing: Standing,
-    ) -> None:
-        unread = self._evictable.listed(_ready(found))
-        self._evictable.use(group, unread, user, standing, self._now_s)
-        self._pages.use_all(unread[::-1])
 
     def pin(self, page_id: HostPageId) -> None:
         """Add a reader to a READY page."""

@@ -2,12 +2,13 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
+from raydix.errors import AccountingError
 from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.sorted_entries import OrderEntry
@@ -35,6 +36,39 @@ class EndedUsers:
                 self._users.popitem(last=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the pages of a new run come from."""
+
+    group: int
+    user: UserId | None
+    reader: UserId | None
+    created_s: float
+    num_hits: int
+    came_s: float
+    """When the run was made of them."""
+
+    def begin(self, number: int, pages: list[int], standing: Standing) -> "PageRun":
+        """Make a run of the pages, which has no place yet."""
+        return PageRun(
+            group=self.group,
+            number=number,
+            pages=array("i", pages),
+            standing=standing,
+            origin=self,
+            created_s=self.created_s,
+            num_hits=self.num_hits,
+            user=self.user,
+            reader=self.reader,
+            num_live=len(pages),
+        )
+
+
+def new_pages(group: int, user: UserId | None, created_s: float, came_s: float) -> Origin:
+    """The origin of pages that come at a time, and count as if they had at another."""
+    return Origin(group, user, user, created_s, num_hits=0, came_s=came_s)
+
+
 @dataclass(slots=True, eq=False)
 class PageRun:
     """Owns: pages of one KV group that were used together, and their place in the order."""
@@ -44,7 +78,9 @@ class PageRun:
     pages: "array[int]"
     """The pages in the order in which they go; some may have left the run since."""
     standing: Standing
+    origin: Origin
     created_s: float
+    """When the pages came, or the last of what has come behind them."""
     num_hits: int
     user: UserId | None
     """The only user of the pages; None: nobody has used them since they came."""
@@ -65,6 +101,10 @@ class PageRun:
         """Add a page behind the others."""
         self.pages.append(page)
         self.num_live += 1
+
+    def go_on(self, came_s: float) -> None:
+        """Note that pages behind these came at this time: they count as if they came with them."""
+        self.created_s = max(self.created_s, came_s)
 
     def pass_first(self) -> None:
         """Note that the first page has left."""
@@ -91,17 +131,6 @@ class HintedPages:
     pages: Items
     user: UserId
     standing: Standing
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where the pages of a new run come from."""
-
-    group: int
-    user: UserId | None
-    reader: UserId | None
-    created_s: float
-    num_hits: int
 
 
 def users_of(run: PageRun) -> set[UserId]:
@@ -143,3 +172,19 @@ def _walk(run_of: "array[int]", runs: list[tuple[int, "array[int]"]]) -> Iterato
         for page in reversed(pages):
             if run_of[page] == number:
                 yield page
+
+
+def check_group(group: int, pages: Mapping[PageRun, Sequence[int]], num_counted: int) -> int:
+    """How many pages a group's runs have.
+
+    Raises AccountingError unless each of them and all together have as many as are counted.
+    """
+    num_found = sum(map(len, pages.values()))
+    if num_found != num_counted:
+        raise AccountingError(
+            f"group {group}: {num_counted} pages counted in runs that have {num_found}"
+        )
+    for run, live in pages.items():
+        if not live or len(set(live)) != run.num_live or run.group != group:
+            raise AccountingError(f"run {run.number} has pages {live}; {run.num_live} are counted")
+    return num_found

@@ -1,5 +1,6 @@
 """The order in which the pages of L2 go that nobody reads: runs of pages, as a policy says."""
 
+import math
 from array import array
 from collections.abc import Iterator
 
@@ -15,6 +16,8 @@ from raydix.runtime.cache.host.page_run import (
     HintedPages,
     Origin,
     PageRun,
+    check_group,
+    new_pages,
     stretches,
     users_of,
     walk_in_turns,
@@ -112,11 +115,13 @@ class PageRuns:
         """Add a page that is new, as the most recently used.
 
         One that a user was to bring becomes its own, and goes before the pages of its chain that
-        were there.
+        were there: it counts as if it had come when the chain was found to lack it.
         """
-        user = None if coming is None else coming.user
-        standing = Idle(now_s) if coming is None else InUse(coming.since_s)
-        self._append(group, page, now_s, user, standing)
+        if coming is None:
+            self._append(new_pages(group, None, now_s, now_s), page, Idle(now_s))
+        else:
+            since_s = coming.since_s
+            self._append(new_pages(group, coming.user, since_s, now_s), page, InUse(since_s))
 
     def put_back(self, group: int, page: int, now_s: float) -> None:
         """Add a page that `set_aside` has taken out, as the most recently used: its user's again.
@@ -127,24 +132,18 @@ class PageRuns:
         self._owner_of[page] = SEVERAL_USERS
         standing = Over() if owner in self._ended else Idle(now_s)
         user = None if owner == SEVERAL_USERS else owner
-        self._append(group, page, now_s, user, standing)
+        self._append(new_pages(group, user, now_s, now_s), page, standing)
 
-    def _append(
-        self, group: int, page: int, now_s: float, user: UserId | None, standing: Standing
-    ) -> None:
-        run = self._newcomers[group]
-        if (
-            run is None
-            or len(run.pages) >= _MAX_NEWCOMERS
-            or (run.user, run.standing, run.created_s) != (user, standing, now_s)
-        ):
-            origin = Origin(group, user=user, reader=user, created_s=now_s, num_hits=0)
+    def _append(self, origin: Origin, page: int, standing: Standing) -> None:
+        run = self._newcomers[origin.group]
+        is_full = run is None or len(run.pages) >= _MAX_NEWCOMERS
+        if run is None or is_full or (run.origin, run.standing) != (origin, standing):
             is_before = isinstance(standing, InUse)
-            run = self._add(origin, [], standing, now_s, is_before_equals=is_before)
-            self._newcomers[group] = run
+            run = self._add(origin, [], standing, origin.came_s, is_before_equals=is_before)
+            self._newcomers[origin.group] = run
         run.add(page)
         self._run_of[page] = run.number
-        self._lengths[group] += 1
+        self._lengths[origin.group] += 1
 
     def set_aside(self, group: int, page: int) -> None:
         """Take a page out that is to be read, and remember whose it is."""
@@ -173,11 +172,22 @@ class PageRuns:
         for number, start, end in stretches(numbers):
             self._lose(self._run(number), end - start)
 
-    def use(self, group: int, chain: Items, user: UserId, standing: Standing, now_s: float) -> None:
+    def use(
+        self,
+        group: int,
+        chain: Items,
+        user: UserId,
+        standing: Standing,
+        now_s: float,
+        *,
+        goes_on_s: float = -math.inf,
+    ) -> None:
         """Note that a user has pages of a chain, heads first, in use, or has had until now.
 
         Those that nobody else has used become its own, the others everybody's: down to the last
-        that somebody else has used, as a chain's heads are of use to whoever uses its tail.
+        that somebody else has used, as a chain's heads are of use to whoever uses its tail. For the
+        same reason heads count as if they had come with the last of what is behind them; more of
+        that comes from `goes_on_s` on.
         """
         chain = self.listed(chain)
         if not len(chain):
@@ -188,15 +198,17 @@ class PageRuns:
         others = {run.number for run in found if not run.is_free_for(user)}
         end = max((end for number, _, end in parts if number in others), default=0)
 
-        created_s = min(run.created_s for run in found)
         num_hits = max(run.num_hits for run in found) + 1
+        behind = [self._run(number) for number, start, _ in parts if start >= end]
         self.remove_all(group, chain)
         # The last pages first: so they go first among equals.
-        for pages, owner in ((chain[end:], user), (chain[:end], SEVERAL_USERS)):
+        for pages, owner, runs in (
+            (chain[end:], user, behind),
+            (chain[:end], SEVERAL_USERS, found),
+        ):
             if len(pages):
-                origin = Origin(
-                    group, user=owner, reader=user, created_s=created_s, num_hits=num_hits
-                )
+                created_s = max(goes_on_s, *(run.created_s for run in runs))
+                origin = Origin(group, owner, user, created_s, num_hits, came_s=now_s)
                 self._add(origin, pages[::-1].tolist(), standing, now_s)
 
     def begin_use(self, user: UserId, now_s: float) -> None:
@@ -218,8 +230,11 @@ class PageRuns:
         A hint that it gave before holds no longer.
         """
         self._ended.note(user, Idle(now_s))
-        for run in self._runs_of(user):
-            if run.reader == user and not isinstance(run.standing, Idle):
+        runs = [run for run in self._runs_of(user) if run.reader == user]
+        newest_s = max((run.created_s for run in runs), default=-math.inf)
+        for run in runs:
+            if not isinstance(run.standing, Idle):
+                run.go_on(newest_s)
                 self._enter(run, Idle(now_s), now_s)
 
     def kept_users(self, now_s: float) -> set[UserId]:
@@ -279,17 +294,7 @@ class PageRuns:
         is_before_equals: bool = False,
     ) -> PageRun:
         number = self._free_numbers.pop() if self._free_numbers else len(self._runs)
-        run = PageRun(
-            group=origin.group,
-            number=number,
-            pages=array("i", pages),
-            standing=standing,
-            created_s=origin.created_s,
-            num_hits=origin.num_hits,
-            user=origin.user,
-            reader=origin.reader,
-            num_live=len(pages),
-        )
+        run = origin.begin(number, pages, standing)
         if number == len(self._runs):
             self._runs.append(run)
         else:
@@ -357,19 +362,9 @@ class PageRuns:
         num_found = 0
         for group, order in enumerate(self._orders):
             order.check()
-            runs = [run for _, _, run in order]
-            pages = [self._live(run).tolist() for run in runs]
-            num_found += sum(map(len, pages))
-            if sum(map(len, pages)) != self._lengths[group]:
-                raise AccountingError(
-                    f"group {group}: {self._lengths[group]} pages counted in runs that have "
-                    f"{sum(map(len, pages))}"
-                )
-            for run, live in zip(runs, pages, strict=True):
-                if not live or len(set(live)) != run.num_live or run.group != group:
-                    raise AccountingError(
-                        f"run {run.number} has pages {live}; {run.num_live} are counted"
-                    )
+            pages = {run: self._live(run).tolist() for _, _, run in order}
+            num_found += check_group(group, pages, self._lengths[group])
+            for run in pages:
                 for user in users_of(run):
                     of_user.setdefault(user, set()).add(run)
 

@@ -68,6 +68,14 @@ def test_hints_move_a_session_within_the_order(standing: Standing, now_s: float,
     assert first_gone(cache) == gone
 
 
+@pytest.mark.parametrize("policy", sorted(EvictionPolicy))
+def test_what_is_kept_goes_last_under_every_policy(policy: EvictionPolicy) -> None:
+    for user, other in ((A, "B"), (B, "A")):
+        cache = two_sessions(policy)
+        cache.tree.retention.retain(user, Kept(1e9))
+        assert first_gone(cache) == other
+
+
 def test_the_next_request_of_a_session_ends_its_hint() -> None:
     cache = two_sessions()
     cache.tree.retention.retain(B, Over())

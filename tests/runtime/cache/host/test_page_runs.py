@@ -154,7 +154,44 @@ def test_policies_see_the_history_of_runs(policy: EvictionPolicy, expected: list
     assert going(runs, 7.0) == expected
 
 
-@pytest.mark.parametrize("policy", [EvictionPolicy.LRU, EvictionPolicy.MRU])
+@pytest.mark.parametrize("policy", sorted(EvictionPolicy))
+def test_a_chain_that_goes_on_loses_its_tail_before_its_head(policy: EvictionPolicy) -> None:
+    runs = PageRuns(8, 1, EVICTION_POLICIES[policy])
+    for page in (1, 2):
+        runs.append(0, page, 0.0)
+    runs.use(0, pages(1, 2), A, Idle(0.0), 0.0)
+    # Its session goes on: with a page of the prompt, and with one of the answer.
+    runs.use(0, pages(1, 2), A, InUse(1.0), 1.0, goes_on_s=1.0)
+    runs.append(0, 3, 2.0, Coming(A, 1.0))
+    assert going(runs, 2.0) == [3, 2, 1]
+    runs = PageRuns(8, 1, EVICTION_POLICIES[policy])
+    for page in (1, 2):
+        runs.append(0, page, 0.0)
+    runs.use(0, pages(1, 2), A, Idle(0.0), 0.0)
+    runs.use(0, pages(1, 2), A, InUse(1.0), 1.0, goes_on_s=1.0)
+    runs.append(0, 3, 2.0, Coming(A, 1.0))
+    runs.append(0, 4, 3.0)
+    runs.use(0, pages(3, 4), A, Idle(4.0), 4.0)
+    runs.rest(A, 4.0)
+    assert going(runs, 5.0) == [4, 3, 2, 1]
+
+
+def test_a_head_that_others_go_on_from_makes_nobody_elses_tail_newer() -> None:
+    runs = PageRuns(8, 1, EVICTION_POLICIES[EvictionPolicy.FIFO])
+    for page in (1, 2):
+        runs.append(0, page, 0.0)
+    runs.use(0, pages(1, 2), A, Idle(0.0), 0.0)
+    runs.append(0, 3, 1.0)
+    runs.use(0, pages(1), B, InUse(2.0), 2.0, goes_on_s=2.0)
+    # All of it is there: it goes in the turn in which it came.
+    runs.use(0, pages(1, 2), A, InUse(3.0), 3.0)
+    assert going(runs, 4.0) == [2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [EvictionPolicy.LRU, EvictionPolicy.MRU, EvictionPolicy.FIFO, EvictionPolicy.FILO],
+)
 def test_what_is_kept_goes_last_whichever_use_goes_first(policy: EvictionPolicy) -> None:
     runs = PageRuns(8, 1, EVICTION_POLICIES[policy])
     for page in (1, 2, 3):
