@@ -102,7 +102,8 @@ class Submission:
         if refusal is not None:
             return refusal
 
-        # What was taken in before, here or elsewhere, cannot be taken back from its caller.
+        # What was taken in before, here or elsewhere, cannot be taken back from its caller: it is
+        # counted, but not refused.
         if message.known_output is not None:
             return None
         return refuse_for_room(
@@ -111,6 +112,17 @@ class Submission:
             None if message.cache_salt is None else partial(self._num_waiting_of, message),
             what="requests",
             bound="scheduler.max_waiting_requests",
+            num_going_on=self._num_going_on,
+        )
+
+    def _num_going_on(self) -> int:
+        """The number of requests that wait and were taken in before, here or elsewhere."""
+        requests = self._requests
+        return sum(
+            each.slot is None
+            and each.submit.known_output is not None
+            and name not in requests.orphans
+            for name, each in requests.living.items()
         )
 
     def _num_waiting_of(self, message: SubmitRequest) -> int:

@@ -40,3 +40,15 @@ def test_requests_without_a_salt_may_have_all_places() -> None:
     # One runs, and eight wait.
     assert driver.endings == names[9:]
     assert driver.answers[names[-1]].ending == "Overloaded"
+
+
+def test_what_goes_on_is_never_refused_and_leaves_other_tenants_their_places() -> None:
+    driver = CoreDriver(max_running_requests=1, max_waiting_requests=4)
+    driver.submit(list(range(8)), cache_salt="a/", known_output=int32_array([1]))
+    for _ in range(6):
+        driver.submit(list(range(8)), cache_salt="a/", known_output=int32_array([1]))
+    others = [driver.submit(list(range(8)), cache_salt="b/") for _ in range(3)]
+    # The first two find as many places as there are; of the one that has much going on none is.
+    own = driver.submit(list(range(8)), cache_salt="a/")
+    told = {name: each.ending for name, each in driver.answers.items() if each.ending}
+    assert told == dict.fromkeys((others[2], own), "Overloaded")

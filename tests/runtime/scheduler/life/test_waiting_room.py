@@ -11,9 +11,16 @@ from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
 
 
-def may_wait(num_waiting: int, most: int, own: int | None) -> bool:
+def may_wait(num_waiting: int, most: int, own: int | None, going_on: int = 0) -> bool:
     num_of_tenant: Callable[[], int] | None = None if own is None else lambda: own
-    failure = refuse_for_room(num_waiting, most, num_of_tenant, what="requests", bound="it")
+    failure = refuse_for_room(
+        num_waiting,
+        most,
+        num_of_tenant,
+        what="requests",
+        bound="it",
+        num_going_on=lambda: going_on,
+    )
     assert failure is None or failure.kind is FailureKind.OVERLOADED
     return failure is None
 
@@ -45,3 +52,33 @@ def test_however_many_a_few_ask_for_the_next_tenant_finds_room(
     num_present = sum(number > 0 for number in waiting.values())
     if most >= 2**num_present:
         assert may_wait(waiting.total(), most, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"), [(0, True), (7, True), (8, False), (20, False), (None, False)]
+)
+def test_what_goes_on_counts_for_its_tenant_and_takes_no_place_from_others(
+    own: int | None, expected: bool
+) -> None:
+    assert may_wait(20, 8, own, going_on=20) is expected
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=120),
+)
+def test_however_much_of_a_few_goes_on_the_next_tenant_finds_room(
+    most: int, askers: list[tuple[int, bool]]
+) -> None:
+    new: Counter[int] = Counter()
+    going_on: Counter[int] = Counter()
+    for tenant, goes_on in askers:
+        num_waiting = new.total() + going_on.total()
+        own = new[tenant] + going_on[tenant]
+        if goes_on:
+            going_on[tenant] += 1
+        elif may_wait(num_waiting, most, own, going_on.total()):
+            new[tenant] += 1
+    assert new.total() <= most
+    if most >= 2 ** sum(number > 0 for number in new.values()):
+        assert may_wait(new.total() + going_on.total(), most, 0, going_on.total())
