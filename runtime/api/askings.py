@@ -15,6 +15,7 @@ from raydix.runtime.api.live_requests import LiveRequests
 from raydix.runtime.api.open_prefetches import OpenPrefetches, Taken
 from raydix.runtime.api.open_requests import OpenRequest
 from raydix.runtime.api.request_names import RequestNames
+from raydix.runtime.api.waiting_hints import Hint, WaitingHints
 from raydix.runtime.messages.client import (
     AbortRequest,
     FailureKind,
@@ -22,19 +23,15 @@ from raydix.runtime.messages.client import (
     PrefetchPrompt,
     RequestDelta,
     RequestFailure,
-    RetainSession,
     StopRequest,
     SubmitRequest,
     TokenFrame,
-    UnpinPrompt,
 )
 from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.routing.events import Route
 
 OnLoss = Callable[[str], None]
 """Told which engine's link is lost."""
-_MAX_UNTOLD = 1000
-"""The most hints that wait for a link."""
 
 
 class Askings:
@@ -55,8 +52,7 @@ class Askings:
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._live = LiveRequests()
         self._prefetches = OpenPrefetches()
-        self._untold: list[RetainSession | UnpinPrompt] = []
-        """What every engine is to be told once there is a link."""
+        self._hints = WaitingHints(self.names.is_in_use)
 
     @property
     def is_closed(self) -> bool:
@@ -66,7 +62,7 @@ class Askings:
     @property
     def has_waiting(self) -> bool:
         """Whether requests, prefetches or hints wait for a link."""
-        return bool(self._waiting() or self._untold or self._waiting_prefetches())
+        return bool(self._waiting() or len(self._hints) or self._waiting_prefetches())
 
     @property
     def num_requests(self) -> int:
@@ -92,7 +88,7 @@ class Askings:
         """There will be no other link: what waits fails with `error`."""
         self._fail(self._waiting(), lambda: error)
         self._prefetches.fail(self._waiting_prefetches(), lambda: error)
-        self._untold.clear()
+        self._hints.clear()
 
     def route_of(self, asking: AskingId) -> Route | None:
         """Why an asking goes where it goes; None if nothing was reckoned."""
@@ -174,18 +170,20 @@ class Askings:
         self._live.clear()
         self._lines.cut_all()
 
-    def tell_all(self, message: RetainSession | UnpinPrompt) -> None:
-        """Tell every engine something that is not answered; without a link, over the next one.
+    def tell_all(self, message: Hint) -> None:
+        """Tell every engine something that is not answered, later if it comes too soon.
 
-        Raises EngineDead if nobody makes another link, or too much waits for it.
+        Raises EngineDead if there is no link, and nobody makes another, or too much waits for it.
         """
+        if self._hints.hold_back(message):
+            return
         try:
             self._lines.tell_all(message)
         except EngineDead as error:
-            if len(self._untold) >= _MAX_UNTOLD:
+            if self._hints.is_full:
                 raise
             self._want_link(error)
-            self._untold.append(message)
+            self._hints.add(message)
 
     def ask(self, message: SubmitRequest | PrefetchPrompt) -> None:
         """Ask one of the engines. Raises EngineDead if none can be asked."""
@@ -194,7 +192,7 @@ class Askings:
         if isinstance(message, SubmitRequest) and message.sample_of is not None and not is_begun:
             # Its pages are where the first sample is; what has begun may go on elsewhere by now.
             beside = [asking for _, asking in self.names.askings_of(message.sample_of)]
-        self._lines.ask(message, beside)
+        self._hints.note_asked(self._lines.ask(message, beside))
         self.names.use(message.request_id, message.asking)
 
     def leave(self, request: OpenRequest) -> None:
@@ -262,10 +260,9 @@ class Askings:
             self._choice.answered(delta.asking, is_last=False)
         if is_left or is_last:
             self._choice.answered(delta.asking, is_last=True)
-        if is_left or is_last:
             line.answered(delta.asking)
         if is_last:
-            self.names.release(delta.request_id, delta.asking)
+            self._release(delta.request_id, delta.asking)
             self._prefetches.end(delta)
         elif live is None:
             self._prefetches.note_taken(delta.asking)
@@ -294,7 +291,7 @@ class Askings:
 
     def _tell_to_end(self, message: AbortRequest | StopRequest) -> bool:
         """End an asking; False if there is nobody to tell."""
-        self.names.release(message.request_id, message.asking)
+        self._release(message.request_id, message.asking)
         return self._lines.tell(message.asking, message)
 
     def _lose(self, line: EngineLine, text: str) -> None:
@@ -335,13 +332,15 @@ class Askings:
             self.names.use(again.request_id, again.asking)
             with contextlib.suppress(EngineDead):
                 self.ask(again)
-        untold, self._untold = self._untold, []
-        for told in untold if self._lines.up else ():
-            self._lines.tell_all(told)
+        self._hints.tell_due(self._lines)
+
+    def _release(self, request_id: RequestId, asking: AskingId) -> None:
+        self.names.release(request_id, asking)
+        self._hints.tell_due(self._lines)
 
     def _fail(self, requests: list[OpenRequest], error: Callable[[], RaydixError]) -> None:
         for each in requests:
-            self.names.release(each.request_id, each.asking)
+            self._release(each.request_id, each.asking)
         self._live.fail(requests, error)
 
     def _expire(self, request: OpenRequest) -> None:
@@ -350,7 +349,7 @@ class Askings:
             return
         text = "deadline_s passed while no engine could be asked for the rest of the output."
         failure = RequestFailure(kind=FailureKind.DEADLINE_EXCEEDED, message=text)
-        self.names.release(request.request_id, request.asking)
+        self._release(request.request_id, request.asking)
         self._tell_last(request, failure=failure)
 
     def _end_waiting_aborted(self) -> None:

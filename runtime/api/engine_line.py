@@ -167,8 +167,13 @@ class EngineLines:
         """The line over which an asking will be answered; None: over none."""
         return next((line for line in self._lines.values() if line.has(asking)), None)
 
-    def ask(self, message: SubmitRequest | PrefetchPrompt, beside: Iterable[AskingId] = ()) -> None:
-        """Ask an engine, that of the askings `beside` if there is one. Raises EngineDead."""
+    def ask(
+        self, message: SubmitRequest | PrefetchPrompt, beside: Iterable[AskingId] = ()
+    ) -> SubmitRequest | PrefetchPrompt:
+        """Ask an engine, that of the askings `beside` if there is one; returns what was sent.
+
+        Raises EngineDead.
+        """
         # An engine that is about to stop says so itself, where there is no other.
         up = self.taking or self.up
         near = [line for line in up if any(line.has(asking) for asking in beside)]
@@ -179,7 +184,8 @@ class EngineLines:
             else:
                 line, sent = self._choice.choose(up, message)
             try:
-                return line.ask(sent)
+                line.ask(sent)
+                return sent
             except EngineDead:
                 # Its link is lost, which its reader has not said yet.
                 up.remove(line)

@@ -61,6 +61,10 @@ class RequestNames:
         if self.is_used_by(request_id, asking):
             del self._in_use[request_id]
 
+    def is_in_use(self, request_id: RequestId) -> bool:
+        """Whether a request with this id has not ended."""
+        return request_id in self._in_use
+
     def is_used_by(self, request_id: RequestId, asking: AskingId) -> bool:
         """The id stands for this asking, not for a later one."""
         return self._in_use.get(request_id) == asking

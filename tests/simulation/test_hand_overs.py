@@ -1,16 +1,21 @@
 """Requests begin at one engine and go on at another, whoever dies meanwhile; mutants are found."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from raydix.ids import ClientId, RequestId
+from raydix.runtime.api.waiting_hints import WaitingHints
+from raydix.runtime.cache.standing import Over
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import FinishReason, SubmitRequest
+from raydix.runtime.messages.client import FinishReason, RetainSession, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
+from raydix.runtime.messages.retention import Retention, RetentionKind
 from raydix.runtime.scheduler.life.hand_overs import HandOvers
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.steps import step_results
+from tests.simulation.client_links import Answer
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.node import Node
@@ -122,3 +127,65 @@ def test_the_second_engine_computes_only_the_last_page() -> None:
 
     assert (begun.ending, rest.ending) == ("handed_over", "length")
     assert rest.sources == {"l2": 40, "computed:partial_page": 2}
+
+
+class _Told:
+    """The engines of a client, as what waits for them sees them."""
+
+    def __init__(self, *clusters: Cluster) -> None:
+        self.up = [cluster.client("client") for cluster in clusters]
+
+    def tell_all(self, hint: RetainSession) -> None:
+        for link in self.up:
+            link.retain(hint)
+
+
+def is_over_after_a_hint(*, hold: bool) -> bool:
+    """Whether the second engine lets pages go first of a session that was said to end too soon.
+
+    That is while the first one computes the prompt of its last request.
+    """
+    node = Node(World(0, Faults()), BASE_SETTINGS, l2_pages=64, storage=None)
+    first, second = Cluster(node), Cluster(node)
+    open_names = {RequestId("split")}
+    hints = WaitingHints(open_names.__contains__)
+    told = _Told(first, second)
+
+    def serve(cluster: Cluster, **fields: Any) -> Answer:
+        message = SubmitRequest(
+            asking=cluster.client("client").next_asking(),
+            request_id=RequestId("split"),
+            token_ids=int32_array([place % 7 for place in range(42)]),
+            sampling=DeviceSampling(seed=0),
+            max_tokens=4,
+            session_id="s",
+            **fields,
+        )
+        hints.note_asked(message)
+        return cluster.submit(message)
+
+    begun = serve(first, goes_on_elsewhere=True)
+    end = Retention(kind=RetentionKind.END)
+    hint = RetainSession(session_id="s", cache_salt=None, retention=end)
+    if not hold or not hints.hold_back(hint):
+        told.tell_all(hint)
+    first.run(lambda: begun.ending is not None)
+    rest = serve(second, known_output=int32_array(begun.tokens))
+    hints.tell_due(told)
+    first.run(lambda: rest.ending is not None)
+    open_names.clear()
+    hints.tell_due(told)
+    passed: list[bool] = []
+    second.after(0.5, lambda: passed.append(True))
+    second.run(lambda: bool(passed))
+
+    assert (begun.ending, rest.ending, len(hints)) == ("handed_over", "length", 0)
+    assert rest.sources == {"l2": 40, "computed:partial_page": 2}
+    nodes = [each for lane in second.core._lanes for each in lane.l1.tree.forest]
+    return any(isinstance(each.standing, Over) for each in nodes)
+
+
+def test_a_hint_that_comes_while_a_prompt_is_computed_apart_holds_where_the_request_ends() -> None:
+    assert is_over_after_a_hint(hold=True)
+    # Told at once, the second engine has no request of the session yet.
+    assert not is_over_after_a_hint(hold=False)

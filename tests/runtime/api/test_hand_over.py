@@ -10,7 +10,7 @@ from raydix.ids import RequestId
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.policies import EngineRole
-from raydix.runtime.messages.client import FailureKind, FinishReason, SubmitRequest
+from raydix.runtime.messages.client import FailureKind, FinishReason, RetainSession, SubmitRequest
 from raydix.runtime.messages.retention import Retention, RetentionKind
 from tests.runtime.api.fake_engine import FakeLink, delta, failed
 from tests.runtime.api.small_client import collect, turns
@@ -258,3 +258,46 @@ async def test_callers_hear_that_the_last_engine_that_takes_requests_sleeps(told
     told.links["a"].deliver(failed("r", FailureKind.ASLEEP))
     with pytest.raises(EngineAsleep):
         await end_of(task)
+
+
+HINT = RetainSession(session_id="s", cache_salt=None, retention=Retention(kind=RetentionKind.END))
+
+
+def hints_of(told) -> list[int]:
+    """How many hints each engine has heard."""
+    return [len(link.sent_of(RetainSession)) for link in told.links.values()]
+
+
+async def test_a_sessions_hint_waits_until_its_split_request_has_ended(told):
+    task = await begin(told, options=RequestOptions(session_id="s"))
+    told.client.tell_all(HINT)
+    assert hints_of(told) == [0, 0]
+    await hand_over(told)
+    assert hints_of(told) == [0, 0]
+    told.links["b"].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    await end_of(task)
+    assert hints_of(told) == [1, 1]
+
+
+async def test_hints_of_other_sessions_and_of_requests_at_one_engine_wait_for_nobody(told):
+    task = await begin(told, options=RequestOptions(session_id="s"))
+    told.client.tell_all(replace(HINT, session_id="t"))
+    told.client.tell_all(replace(HINT, cache_salt="other"))
+    assert hints_of(told) == [2, 2]
+    told.client.tell_all(HINT)
+    # The second engine is to compute all of it: it knows what it has.
+    told.links["a"].break_off()
+    await turns()
+    assert not asked(told.links["b"])[0].goes_on_elsewhere
+    assert hints_of(told) == [2, 3]
+    told.links["b"].deliver(delta("r", [5], finished=FinishReason.LENGTH))
+    await end_of(task)
+
+
+async def test_a_hint_is_told_once_its_split_request_is_aborted(told):
+    task = await begin(told, options=RequestOptions(session_id="s"))
+    told.client.tell_all(HINT)
+    told.client.abort("r")
+    assert hints_of(told) == [1, 1]
+    told.links["a"].deliver(delta("r", finished=FinishReason.ABORT))
+    await end_of(task)
