@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of the storage backends that `make test` cannot run, because their libraries are no dependencies of Raydix.
+# Tests of storage backends, and of pulls by NIXL, that `make test` cannot run, because their libraries are no dependencies of Raydix.
 #
 #   storage_environments.sh run [NAME]   per backend: make an environment, then run its tests there
 #
@@ -60,7 +60,7 @@ run_environment() {
     fi
     OMP_NUM_THREADS=1 timeout "$TEST_S" "$FOLDER/$1/bin/python" -m pytest -q -p no:cacheprovider -k "$1" \
         tests/runtime/storage tests/exactness/test_corruption.py tests/exactness/test_storage_backends.py \
-        tests/exactness/test_storage_faults.py
+        tests/exactness/test_storage_faults.py tests/runtime/actors/pulls
     local code=$?
     if [ $code = 0 ]; then summary+=("$1: passed"); else summary+=("$1: FAILED with code $code"); fi
     return $code

@@ -1,10 +1,19 @@
 """The section of the configuration that says how pages are exchanged with other nodes."""
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from raydix.runtime.config.values import Section
+
+
+class PullTransport(StrEnum):
+    """What carries the pages of other nodes."""
+
+    AUTO = "auto"
+    TCP = "tcp"
+    NIXL = "nixl"
 
 
 class PullSection(Section):
@@ -19,6 +28,14 @@ class PullSection(Section):
         description="Where other nodes ask for pages, which then travel by the port behind it. "
         "null: two free ones.",
     )
+    transport: PullTransport = Field(
+        PullTransport.AUTO,
+        description="`tcp`: the holder sends pages. `nixl`: they are read out of its memory by "
+        "NIXL (UCX), where both ends have it and links use no TLS; else, and once it has failed, "
+        "by TCP. `auto`: nixl if the host has RDMA devices, too; else tcp.",
+    )
     streams: Annotated[int, Field(ge=1, le=64)] = Field(
-        4, description="TCP connections by which pages come from each node, with a thread each."
+        4,
+        description="TCP connections by which pages, or leases of them, come from each node, with "
+        "a thread each.",
     )

@@ -19,6 +19,8 @@ class Role(StrEnum):
     """Whoever is told what becomes of the Scheduler's caches, and says nothing."""
     PAGE_STREAM = "page_stream"
     """No actor: one of the streams by which a HostMemory gets pages from another node."""
+    LEASE_STREAM = "lease_stream"
+    """No actor: such a stream that tells where pages may be read, instead of bringing them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

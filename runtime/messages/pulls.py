@@ -13,6 +13,16 @@ from raydix.runtime.messages.host import AskExists, CancelBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaAccess:
+    """How an arena is read from another node by NIXL, with no help of the process that owns it."""
+
+    metadata: bytes = field(repr=False)
+    """What NIXL there says of itself: where it is reached, and the keys of its memory."""
+    address: int
+    """Where the arena begins in the memory of that process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStreams:
     """Said first by the side that was dialled: open streams of pages, which belong to this link.
 
@@ -23,6 +33,8 @@ class OpenStreams:
     """Where they are listened for, on the host that was dialled."""
     ticket: bytes = field(repr=False)
     """What the hello of each stream is to show: which link it belongs to. Drawn at random."""
+    access: ArenaAccess | None = None
+    """How pages may be read instead of sent; None: they are sent alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

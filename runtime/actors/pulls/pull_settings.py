@@ -7,8 +7,9 @@ from typing import Self
 
 from raydix.runtime.actors.links.numbered_links import NumberedLinks
 from raydix.runtime.actors.links.tls import TlsFiles
+from raydix.runtime.actors.pulls.carriers import nixl_facts, why_not_nixl
 from raydix.runtime.cache.host.events import PeerEvent
-from raydix.runtime.config.pull import PullSection
+from raydix.runtime.config.pull import PullSection, PullTransport
 from raydix.runtime.messages.hello import Hello
 from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.tiers.host_arena import HostArena
@@ -55,9 +56,15 @@ class PullHome:
     """Tells the core, on the actor's loop."""
     num_streams: int = 4
     """Streams of pages per peer."""
+    transport: PullTransport = PullTransport.TCP
     dialer_tls: ssl.SSLContext | None = None
     listener_tls: ssl.SSLContext | None = None
     patience_s: float = PATIENCE_S
+
+    @property
+    def why_not_nixl(self) -> str | None:
+        """Why no pages are read by NIXL here; None: they are."""
+        return why_not_nixl(self.transport, nixl_facts(self.listener_tls is not None))
 
     @classmethod
     def of(
@@ -77,6 +84,7 @@ class PullHome:
             links=links,
             post=post,
             num_streams=setup.section.streams,
+            transport=setup.section.transport,
             dialer_tls=None if tls is None else tls.for_dialer(),
             listener_tls=None if tls is None else tls.for_listener(),
         )

@@ -13,15 +13,15 @@ from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.actors.pulls.arriving import ArrivingPages
+from raydix.runtime.actors.pulls.carriers import Carrier, LeaseCarrier, TcpCarrier
 from raydix.runtime.actors.pulls.judging import PeerJudge
+from raydix.runtime.actors.pulls.nixl_process import NixlUnusable
 from raydix.runtime.actors.pulls.page_stream import PageStream, dial_stream
 from raydix.runtime.actors.pulls.peer_link import PeerLink
 from raydix.runtime.actors.pulls.pieces import PeerMisbehaves
 from raydix.runtime.actors.pulls.pull_settings import PeerRecord, PullHome
 from raydix.runtime.actors.pulls.stalls import wait_for_stall
-from raydix.runtime.actors.pulls.streaming import receive_pages
 from raydix.runtime.cache.host.events import FromPeer, PeerAttached, PeerLost
-from raydix.runtime.messages.hello import Role
 from raydix.runtime.messages.host import ObjectsDone
 from raydix.runtime.messages.pulls import OpenStreams
 
@@ -37,6 +37,7 @@ class Puller:
     def __init__(self, record: PeerRecord, home: PullHome) -> None:
         self._record = record
         self._home = home
+        self._has_nixl_failed = False
         self.is_linked = False
         """Whether pages can be pulled now."""
 
@@ -69,53 +70,96 @@ class Puller:
                 opening = await link.receive()
             if not isinstance(opening, OpenStreams):
                 raise PeerMisbehaves(f"a {type(opening).__name__} comes before its streams")
-            streams = await asyncio.to_thread(self._open_streams, opening)
+            carrier, streams = await self._open(opening)
         except BaseException:
             link.close()
             raise
 
         self.is_linked = True
         try:
-            await _Session(link, streams, home).run(record.name)
+            await _Session(link, streams, carrier, home).run(record.name)
         finally:
             self.is_linked = False
+            if carrier.failure is not None:
+                self._give_nixl_up(carrier.failure)
 
-    def _open_streams(self, opening: OpenStreams) -> list[PageStream]:
-        """All streams of a link. Raises LinkRefused."""
+    async def _open(self, opening: OpenStreams) -> tuple[Carrier, list[PageStream]]:
+        """Open what carries pages in a thread; what that opens for nobody any more is closed."""
+        opened = asyncio.ensure_future(asyncio.to_thread(self._open_streams, opening))
+        try:
+            return await asyncio.shield(opened)
+        except asyncio.CancelledError:
+            with contextlib.suppress(LinkRefused):
+                carrier, streams = await opened
+                _close(carrier, streams)
+            raise
+
+    def _open_streams(self, opening: OpenStreams) -> tuple[Carrier, list[PageStream]]:
+        """What carries the pages of a link, and its streams. Raises LinkRefused."""
         home, address = self._home, TcpAddress(self._record.host, opening.port)
-        hello = replace(home.hello, role=Role.PAGE_STREAM, ticket=opening.ticket)
+        carrier = self._open_carrier(opening)
+        hello = replace(home.hello, role=carrier.role, ticket=opening.ticket)
         streams: list[PageStream] = []
         try:
             for _ in range(home.num_streams):
                 streams.append(dial_stream(address, hello, self._record.secret, home.dialer_tls))
         except BaseException:
-            for stream in streams:
-                stream.close()
-                stream.release()
+            _close(carrier, streams)
             raise
-        return streams
+        return carrier, streams
+
+    def _open_carrier(self, opening: OpenStreams) -> Carrier:
+        """NIXL where both ends have it and it has not failed between them; else TCP."""
+        home, access = self._home, opening.access
+        if access is not None and home.why_not_nixl is None and not self._has_nixl_failed:
+            try:
+                return LeaseCarrier.open(
+                    home.arena.location, access, home.namespace, home.num_streams
+                )
+            except NixlUnusable as error:
+                self._give_nixl_up(str(error))
+        return TcpCarrier(home.namespace)
+
+    def _give_nixl_up(self, reason: str) -> None:
+        """TCP from now on, with this peer, until either end starts anew."""
+        self._has_nixl_failed = True
+        logger.warning(
+            "pages of %s come by TCP from now on, as NIXL has failed: %s", self._record.name, reason
+        )
+
+
+def _close(carrier: Carrier, streams: list[PageStream]) -> None:
+    """Give back what no thread uses."""
+    carrier.close()
+    for stream in streams:
+        stream.close()
+        stream.release()
 
 
 class _Session:
     """Owns: the threads of one link's streams, from the first page to the end of all of them."""
 
-    def __init__(self, link: SocketLink, streams: list[PageStream], home: PullHome) -> None:
+    def __init__(
+        self, link: SocketLink, streams: list[PageStream], carrier: Carrier, home: PullHome
+    ) -> None:
         self._streams = streams
+        self._carrier = carrier
         self._home = home
         self._loop = asyncio.get_running_loop()
         self._arriving = ArrivingPages(home.arena, self._answer)
         self._link = PeerLink(link, self._arriving, PeerJudge(home.arena.geometry.num_groups))
         self._connection = home.links.open(self._link)
         self._threads = [
-            threading.Thread(target=self._receive, args=[stream], name="pull", daemon=True)
-            for stream in streams
+            threading.Thread(target=self._receive, args=[*each], name="pull", daemon=True)
+            for each in enumerate(streams)
         ]
 
     async def run(self, name: str) -> None:
         """Serve the link until it ends, or one of its streams, or until it stalls."""
         post = self._home.post
         post(PeerAttached(self._connection, name))
-        logger.info("pages can be pulled from %s", name)
+        kind = "sent" if isinstance(self._carrier, TcpCarrier) else "read by NIXL"
+        logger.info("pages can be pulled from %s; they are %s", name, kind)
         for thread in self._threads:
             thread.start()
         watch = asyncio.create_task(self._watch())
@@ -133,9 +177,9 @@ class _Session:
             await asyncio.shield(asyncio.to_thread(self._join))
             post(PeerLost(self._connection))
 
-    def _receive(self, stream: PageStream) -> None:
+    def _receive(self, number: int, stream: PageStream) -> None:
         try:
-            receive_pages(stream, self._arriving, self._home.namespace)
+            self._carrier.receive(number, stream, self._arriving)
         finally:
             # Pages that it should have brought come by no other.
             self._call(self._link.close)
@@ -155,5 +199,6 @@ class _Session:
         self._link.close()
 
     def _join(self) -> None:
+        self._carrier.close()
         for thread in self._threads:
             thread.join()

@@ -15,7 +15,9 @@ from raydix.runtime.actors.links.link import LinkClosed
 from raydix.runtime.actors.links.socket_link import SocketLink
 from raydix.runtime.actors.links.socket_listener import Listener, listen
 from raydix.runtime.actors.pulls.judging import ReaderJudge
+from raydix.runtime.actors.pulls.leasing import lease_pages
 from raydix.runtime.actors.pulls.leaving import LeavingPages
+from raydix.runtime.actors.pulls.nixl_process import NixlProcess, NixlUnusable
 from raydix.runtime.actors.pulls.page_stream import PageStream, StreamListener
 from raydix.runtime.actors.pulls.pieces import PeerMisbehaves
 from raydix.runtime.actors.pulls.pull_settings import PullHome
@@ -28,8 +30,9 @@ from raydix.runtime.cache.host.events import (
     ReaderLost,
     SendPages,
 )
+from raydix.runtime.config.pull import PullTransport
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.pulls import OpenStreams, PullPages
+from raydix.runtime.messages.pulls import ArenaAccess, OpenStreams, PullPages
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +71,19 @@ class _Reader:
         self.leaving.close()
 
 
+def _start_nixl(home: PullHome) -> NixlProcess | None:
+    """Let other nodes read the arena by NIXL; None, with the reason in the log: they cannot."""
+    reason = home.why_not_nixl
+    if reason is None:
+        try:
+            return NixlProcess(home.arena.location)
+        except NixlUnusable as error:
+            reason = str(error)
+    level = logging.WARNING if home.transport is PullTransport.NIXL else logging.INFO
+    logger.log(level, "pages travel by TCP, not by NIXL: %s", reason)
+    return None
+
+
 class ReaderLinks:
     """Owns: the port at which other nodes pull pages, and their links."""
 
@@ -78,6 +94,8 @@ class ReaderLinks:
         self._by_ticket: dict[bytes, _Reader] = {}
         self._listener: Listener | None = None
         self._streams: StreamListener | None = None
+        self._nixl: NixlProcess | None = None
+        """The process in which NIXL lets others read the arena."""
         self._loop = asyncio.get_running_loop()
 
     async def open(self, address: TcpAddress) -> int:
@@ -86,6 +104,7 @@ class ReaderLinks:
         Raises AddressTaken, or OSError if the address cannot be bound.
         """
         home = self._home
+        self._nixl = await asyncio.to_thread(_start_nixl, home)
         next_port = address.port and address.port + 1
         self._streams = StreamListener(
             TcpAddress(address.host, next_port),
@@ -117,6 +136,8 @@ class ReaderLinks:
             await self._listener.close()
         if self._streams is not None:
             await asyncio.to_thread(self._streams.close)
+        if self._nixl is not None:
+            await asyncio.to_thread(self._nixl.close)
 
     async def _serve(self, link: SocketLink) -> None:
         if link.hello.role is not Role.HOST_MEMORY:
@@ -147,13 +168,20 @@ class ReaderLinks:
     async def _hear(self, connection: ConnectionId, reader: _Reader, ticket: bytes) -> None:
         """Pass on what a reader says. Raises LinkClosed, or PeerMisbehaves."""
         assert self._streams is not None, "who listens for links listens for streams"
-        reader.link.send(OpenStreams(port=self._streams.port, ticket=ticket))
+        reader.link.send(OpenStreams(port=self._streams.port, ticket=ticket, access=self._access()))
         judge = ReaderJudge(self._home.arena.geometry.num_groups)
         while True:
             message = judge.check(await reader.link.receive(), reader.leaving.num_open)
             if isinstance(message, PullPages):
                 reader.leaving.ask(message)
             self._home.post(FromReader(connection, message))
+
+    def _access(self) -> ArenaAccess | None:
+        """How others read the arena now."""
+        if self._nixl is not None and not self._nixl.is_alive:
+            logger.warning("others are sent pages by TCP from now on: the process of NIXL ended")
+            self._nixl = None
+        return None if self._nixl is None else self._nixl.access
 
     async def _watch(self, reader: _Reader) -> None:
         """End the link of a reader that asks for pages and takes none, which are pinned for it."""
@@ -164,13 +192,15 @@ class ReaderLinks:
     def _serve_stream(self, hello: Hello, stream: PageStream) -> None:
         """Send pages by a stream until it ends; called in a thread of its own."""
         reader = None if hello.ticket is None else self._by_ticket.get(hello.ticket)
-        if reader is None or hello.role is not Role.PAGE_STREAM or not reader.admit(stream):
+        is_stream = hello.role in (Role.PAGE_STREAM, Role.LEASE_STREAM)
+        if reader is None or not is_stream or not reader.admit(stream):
             logger.warning("a stream of pages of %s belongs to no link", hello)
             stream.close()
             stream.release()
             return
         try:
-            send_pages(stream, reader.leaving, self._home.namespace)
+            serve = send_pages if hello.role is Role.PAGE_STREAM else lease_pages
+            serve(stream, reader.leaving, self._home.namespace)
         finally:
             # Its pages come by no other stream.
             self._call(reader.link.close)
