@@ -1,5 +1,8 @@
 """The one loop of an actor around a core: events wait, a turn takes as many as a short time allows.
 
+The core hears all that wait before it decides, so that what ranks say at once is answered at once
+by one plan. While many wait it decides now and then, as devices may wait for what it decides.
+
 A deadline is judged only after the actor has listened: what its peers had sent by then is taken
 first, however long the actor itself was busy. Time that passes in its own turn is nobody's silence:
 what a long turn asked went out at its end, so its peers get as long to answer as it lasted.
@@ -20,6 +23,8 @@ sockets, one wakes their readers, whose events count in the next, and one is to 
 """
 _MAX_PASSES = 16
 """The most passes by which peers that never stop talking delay a deadline."""
+_MAX_HEARING_S = 0.001
+"""The time after which a core decides about what it has heard, though more events wait."""
 _MAX_TURN_S = 0.005
 """The time after which a turn takes no further event, to read the sockets."""
 _LONG_TURN_S = 0.01
@@ -34,8 +39,11 @@ Effect = TypeVar("Effect", covariant=True)
 class Core(Protocol[Event, Effect]):
     """A state machine without I/O."""
 
-    def handle(self, event: Event, now_s: float) -> Iterable[Effect]:
-        """Take one event and say what is to be done, in order."""
+    def hear(self, event: Event, now_s: float) -> None:
+        """Take note of one event."""
+
+    def decide(self, now_s: float) -> Iterable[Effect]:
+        """Say what is to be done about all that was heard, in order."""
 
     def next_deadline_s(self) -> float | None:
         """When the core wants a tick; None if time alone changes nothing."""
@@ -126,7 +134,8 @@ class Turns(Generic[Event, Effect]):
             assert core is not None, "events come after the start"
             now_s = time.monotonic()
             while events:
-                for effect in core.handle(events.popleft(), now_s):
+                _hear_some(core, events, now_s)
+                for effect in core.decide(now_s):
                     self._carry_out(effect)
                 if time.monotonic() - now_s >= _MAX_TURN_S:
                     break
@@ -217,3 +226,12 @@ class Turns(Generic[Event, Effect]):
         if deadline_s is None:
             return None
         return max(deadline_s, min(self._not_before_s, deadline_s + _MAX_GRACE_S))
+
+
+def _hear_some(core: Core[Event, Effect], events: deque[Event], now_s: float) -> None:
+    """Let a core hear the events that wait, or as many of them as a short time allows."""
+    until_s = time.monotonic() + _MAX_HEARING_S
+    while events:
+        core.hear(events.popleft(), now_s)
+        if time.monotonic() >= until_s:
+            return

@@ -113,14 +113,20 @@ class SchedulerCore:
         self._followers = Followers(settings, news, self._lanes, view, self._outbox)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """Take one event; the effects are to be carried out in order."""
+        """Hear one event, and decide at once."""
+        self.hear(event, now_s)
+        return self.decide(now_s)
+
+    def hear(self, event: Event, now_s: float) -> None:
+        """Take note of an event; any number of them may come before the next `decide`."""
         self._now_s = now_s
         self._source.start_clocks(now_s)
         self._life.advance(now_s)
-
         self._take(event, now_s)
-        if self._requests.left_grammars:
-            self._grammars.drop_left()
+
+    def decide(self, now_s: float) -> list[Effect]:
+        """Plan, after all that was heard at `now_s`; effects are to be carried out in order."""
+        self._grammars.drop_left()
         self._sleep.advance(now_s)
         num_left = self._placing.place_some(now_s, until_s=self._sleep.placed_until_s)
         if self._requests.hints and not self._requests.unplaced:
@@ -252,10 +258,8 @@ class SchedulerCore:
                 assert_never(event.message)
 
     def _tick(self, now_s: float) -> None:
-        """Look at the clock, as only a tick does.
-
-        All that was said by then has been taken: nobody counts as late who has answered.
-        """
+        """Look at the clock, as only a tick does."""
+        # All that was said by then has been taken: nobody counts as late who has answered.
         self._pieces.advance()
         self._expiry.advance(now_s)
         self._host.time_out(now_s)

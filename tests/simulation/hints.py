@@ -48,20 +48,23 @@ class MistoldPrefetch(AssertionError):
 
 
 class EarlyLoadLaw:
-    """Owns: which early loads there were before an event, and on which lanes requests waited."""
+    """Owns: which early loads there were before some events, and where requests waited."""
 
     def __init__(self, core: SchedulerCore) -> None:
         self._core = core
         self._former: set[Promotion] = set()
         self._crowded: set[int] = set()
 
-    def before_event(self) -> None:
+    def before_events(self) -> None:
         """Look at each lane."""
-        lanes, has_unplaced = self._core._lanes, bool(self._core._requests.unplaced)
         self._former = set(self._early_loads())
-        self._crowded = {lane.index for lane in lanes if has_unplaced or len(lane.waiting)}
+        self._crowded = self._now_crowded()
 
-    def after_event(self) -> None:
+    def after_hearing(self) -> None:
+        """Look at each lane again: one of the events may have ended the waiting of requests."""
+        self._crowded &= self._now_crowded()
+
+    def after_decision(self) -> None:
         """Raise EarlyLoadInTheWay if a load began where requests had waited, or holds too much."""
         for each in self._early_loads():
             if each not in self._former and each.lane in self._crowded:
@@ -71,6 +74,10 @@ class EarlyLoadLaw:
             num_pages = sum(each.num_pages for each in own)
             if num_pages > self._core.settings.max_pages // 2:
                 raise EarlyLoadInTheWay(f"{num_pages} pages for sessions to come")
+
+    def _now_crowded(self) -> set[int]:
+        lanes, has_unplaced = self._core._lanes, bool(self._core._requests.unplaced)
+        return {lane.index for lane in lanes if has_unplaced or len(lane.waiting)}
 
     def _early_loads(self) -> list[Promotion]:
         promotions = [each for lane in self._core._lanes for each in lane.promotions.all()]

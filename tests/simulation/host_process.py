@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -64,6 +65,7 @@ class HostProcess:
         self._turns = Turns(
             world.clock,
             world.draw_turn_s,
+            world.draw_size,
             self._take,
             self.core.next_deadline_s,
             host_events.Tick(),
@@ -168,20 +170,29 @@ class HostProcess:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
 
-    def _take(self, event: host_events.HostEvent) -> None:
+    def _take(self, heard: Sequence[host_events.HostEvent]) -> None:
         assert self.core is not None
+        effects = [effect for event in heard for effect in self._hear(self.core, event)]
+        for effect in effects:
+            self._carry_out(effect)
+        if self._world.is_check_due(len(heard)):
+            self.core.check()
+            check_pins(self.core)
+
+    def _hear(
+        self, core: HostMemoryCore, event: host_events.HostEvent
+    ) -> list[host_events.HostEffect]:
+        """Let the core hear an event, and the watch what it says, which is carried out later."""
         self._watch.hears(event)
-        effects = self.core.handle(event, self._world.now_s)
-        num_slabs_taken = self.core.stats()["slabs_taken"]
+        core.hear(event, self._world.now_s)
+        num_slabs_taken = core.stats()["slabs_taken"]
         if num_slabs_taken != self._num_slabs_taken:
             self._watch.sees_slab_change_hands()
         self._num_slabs_taken = num_slabs_taken
+        effects = core.decide(self._world.now_s)
         for effect in effects:
             self._watch.says(effect)
-            self._carry_out(effect)
-        if self._world.is_check_due():
-            self.core.check()
-            check_pins(self.core)
+        return effects
 
     def _carry_out(self, effect: host_events.HostEffect) -> None:
         match effect:

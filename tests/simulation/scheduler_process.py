@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -13,6 +13,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
 from raydix.runtime.scheduler.phase import Phase
+from tests.simulation.batches import check_plans
 from tests.simulation.client_links import ClientAsking, ClientLink
 from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
@@ -60,6 +61,7 @@ class SchedulerProcess:
         self._turns = Turns(
             self._cluster.clock,
             self._cluster.world.draw_turn_s,
+            self._cluster.world.draw_size,
             self._take,
             self.core.next_deadline_s,
             events.Tick(),
@@ -200,20 +202,34 @@ class SchedulerProcess:
         """The link that an effect names, if it is still there."""
         return self._links.get(connection)
 
-    def _take(self, event: events.Event) -> None:
-        self._early_loads.before_event()
-        effects = self.core.handle(event, self._cluster.now_s)
-        self._early_loads.after_event()
-        for named in self._named_pages:
-            named.forget_done(event)
+    def _take(self, heard: Sequence[events.Event]) -> None:
+        self._early_loads.before_events()
+        for event in heard:
+            self.core.hear(event, self._cluster.now_s)
+            self._early_loads.after_hearing()
+            for named in self._named_pages:
+                named.forget_done(event)
+        self._decide(heard)
+        self._early_loads.after_decision()
+
+        for change in self.followers.due():
+            self.core.hear(change, self._cluster.now_s)
+            self._decide([change])
+        for event in heard:
+            if isinstance(event, events.ClientGone):
+                self._leaving.pop(event.client_id).is_forgotten = True
+        self._check(len(heard))
+        for client in tuple(self._clients.values()):
+            client.flush()
+
+    def _decide(self, heard: Sequence[events.Event]) -> None:
+        effects = self.core.decide(self._cluster.now_s)
+        check_plans(heard, effects)
         for effect in effects:
             self._carry_out(effect)
-        for change in self.followers.due():
-            for effect in self.core.handle(change, self._cluster.now_s):
-                self._carry_out(effect)
-        if isinstance(event, events.ClientGone):
-            self._leaving.pop(event.client_id).is_forgotten = True
-        if self._cluster.world.is_check_due():
+
+    def _check(self, num_heard: int) -> None:
+        if self._cluster.world.is_check_due(num_heard):
             self.core.check()
             check_hints(self.core)
             check_turns(self.core, self._cluster.clock.now_s)
@@ -221,8 +237,6 @@ class SchedulerProcess:
             self.followers.compare()
             for named in self._named_pages:
                 named.check()
-        for client in tuple(self._clients.values()):
-            client.flush()
 
     def _carry_out(self, effect: events.Effect) -> None:
         match effect:

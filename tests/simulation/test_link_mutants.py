@@ -52,7 +52,8 @@ def leases_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Scheduler tells HostMemories apart, not links: one that lives keeps its number."""
-    use_scheduler, handle = HostProcess._use_scheduler, SchedulerCore.handle
+    use_scheduler = HostProcess._use_scheduler
+    hear, decide = SchedulerCore.hear, SchedulerCore.decide
     first: dict[object, ConnectionId] = {}
     numbers: dict[ConnectionId, ConnectionId] = {}
     latest: dict[ConnectionId, ConnectionId] = {}
@@ -61,21 +62,24 @@ def incarnations_of_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         numbers[link.number] = first.setdefault((self.core, engine.core), link.number)
         use_scheduler(self, engine, link)
 
-    def handle_event(self: SchedulerCore, event: Any, now_s: float) -> Any:
+    def hear_event(self: SchedulerCore, event: Any, now_s: float) -> None:
         if isinstance(event, events.HostAttached):
             latest[numbers[event.connection]] = event.connection
         if isinstance(event, events.HostAttached | events.HostMessage | events.HostLost):
             event = replace(event, connection=numbers[event.connection])
-        effects = handle(self, event, now_s)
+        hear(self, event, now_s)
+
+    def decide_for_latest(self: SchedulerCore, now_s: float) -> Any:
         return [
             replace(effect, connection=latest[effect.connection])
             if isinstance(effect, events.SendHost)
             else effect
-            for effect in effects
+            for effect in decide(self, now_s)
         ]
 
     monkeypatch.setattr(HostProcess, "_use_scheduler", use)
-    monkeypatch.setattr(SchedulerCore, "handle", handle_event)
+    monkeypatch.setattr(SchedulerCore, "hear", hear_event)
+    monkeypatch.setattr(SchedulerCore, "decide", decide_for_latest)
 
 
 def effects_to_any_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,19 +102,19 @@ def effects_to_any_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reports_by_incarnation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report counts if the GPU actor that sent it is attached, over whatever link."""
-    handle = SchedulerCore.handle
+    hear = SchedulerCore.hear
     incarnations: dict[ConnectionId, int] = {}
 
-    def handle_event(self: SchedulerCore, event: Any, now_s: float) -> Any:
+    def hear_event(self: SchedulerCore, event: Any, now_s: float) -> None:
         if isinstance(event, events.RankAttached):
             incarnations[event.connection] = event.incarnation
-        return handle(self, event, now_s)
+        hear(self, event, now_s)
 
     def is_current(self: RankEvents, event: Any) -> bool:
         attached = self._step_group_of(event.rank).attached.get(event.rank)
         return attached is not None and attached.incarnation == incarnations[event.connection]
 
-    monkeypatch.setattr(SchedulerCore, "handle", handle_event)
+    monkeypatch.setattr(SchedulerCore, "hear", hear_event)
     monkeypatch.setattr(RankEvents, "_is_current", is_current)
 
 

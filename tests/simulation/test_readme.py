@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 
 from tests.simulation import (
+    test_batch_mutants,
     test_device,
     test_expert_mutants,
     test_follower_mutants,
@@ -34,6 +35,7 @@ ROWS = re.findall(
         test_turn_mutants,
         test_reuse_laws,
         test_link_mutants,
+        test_batch_mutants,
         test_shared_l2,
         test_pulls,
         test_expert_mutants,

@@ -41,10 +41,10 @@ class World:
         """Run `action` once `delay_s` has passed."""
         self.clock.after(delay_s, action)
 
-    def is_check_due(self) -> bool:
-        """A core has taken another event: is it to prove its invariants?"""
-        self._num_events += 1
-        return self._num_events % self.check_interval == 0
+    def is_check_due(self, num_heard: int) -> bool:
+        """A core has heard so many more events: is it to prove its invariants?"""
+        self._num_events += num_heard
+        return self._num_events % self.check_interval < num_heard
 
     def new_link(self) -> Link:
         """A link that somebody has dialled."""
@@ -58,6 +58,10 @@ class World:
     def draw_turn_s(self) -> float:
         """How long what has come waits until a core takes it."""
         return self.clock.draw(self.faults.turn_s)
+
+    def draw_size(self, num_waiting: int) -> int:
+        """How many of the events that wait a core hears before it decides."""
+        return 1 if num_waiting == 1 else self.random.randint(1, num_waiting)
 
     def draw_redial_s(self) -> float:
         """How long somebody who has lost a link waits before dialling anew."""

@@ -63,20 +63,17 @@ _STAGED_DIVISOR = 2
 class HostMemoryCore:
     """Owns: the parts of HostMemory that share L2.
 
-    `handle` is told what happened and returns what to do, in order. Any number of Schedulers may be
-    attached, and one storage actor at a time. Lookups and leases have numbers that mean something
-    over their own connection alone. An answered `LeasePages`, empty or not, is ended by one
-    `ReleaseLeases` or `AbandonPages`.
+    It hears what happened, and `decide` returns what to do about it, in order. Any number of
+    Schedulers may be attached, and one storage actor at a time. Lookups and leases have numbers
+    that mean something over their own connection alone. An answered `LeasePages`, empty or not, is
+    ended by one `ReleaseLeases` or `AbandonPages`.
 
     No turn takes long, however many pages there are: what concerns all of them is done in pieces,
     one with each `Tick`, which `next_deadline_s` asks for at once.
     """
 
     def __init__(
-        self,
-        geometry: ArenaGeometry,
-        settings: HostSettings,
-        former: FormerArena | None = None,
+        self, geometry: ArenaGeometry, settings: HostSettings, former: FormerArena | None = None
     ) -> None:
         """Start with a new arena, or take back the one that a HostMemory before this one has left.
 
@@ -124,10 +121,12 @@ class HostMemoryCore:
         self._begin_handing_out()
 
     def handle(self, event: HostEvent, now_s: float) -> list[HostEffect]:
-        """Take one event; `now_s` is monotonic. Returns what is to be done, in order.
+        """Hear one event, and decide at once."""
+        self.hear(event, now_s)
+        return self.decide(now_s)
 
-        Raises AccountingError if a Scheduler breaks the contract.
-        """
+    def hear(self, event: HostEvent, now_s: float) -> None:
+        """Take one event. Raises AccountingError if a Scheduler breaks the contract."""
         self._now_s = now_s
         self._index.advance(now_s)
         self._touches.prepare_for(event)
@@ -136,6 +135,9 @@ class HostMemoryCore:
         else:
             self._take(event)
         self._advance(event)
+
+    def decide(self, now_s: float) -> list[HostEffect]:
+        """Return what is to be done about all that was heard, in order."""
         effects = self._effects.copy()
         self._effects.clear()
         return effects
@@ -357,10 +359,7 @@ class HostMemoryCore:
         return stats | self.counters
 
     def check(self) -> None:
-        """Prove that every page in use has exactly one holder; O(pages).
-
-        Raises AccountingError with the figures.
-        """
+        """Raise AccountingError, with figures, unless each page in use has one holder; O(pages)."""
         self._index.check()
         self._schedulers.check()
         self._staged.check()

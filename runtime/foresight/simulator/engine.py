@@ -1,6 +1,6 @@
 """A Scheduler as a process of the simulation: the real core, its links and its death."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -44,6 +44,7 @@ class SimulatedScheduler:
         self._turns = Turns(
             self._world.clock,
             self._world.draw_turn_s,
+            self._world.draw_size,
             partial(self._take, core),
             core.next_deadline_s,
             events.Tick(),
@@ -131,11 +132,13 @@ class SimulatedScheduler:
         link.listen(End.ACCEPTOR, lambda message: turns.post(event_of(message)), lose)
         turns.post(attached)
 
-    def _take(self, core: SchedulerCore, event: events.Event) -> None:
-        self.num_events += 1
-        for effect in core.handle(event, self._world.now_s):
+    def _take(self, core: SchedulerCore, heard: Sequence[events.Event]) -> None:
+        self.num_events += len(heard)
+        for event in heard:
+            core.hear(event, self._world.now_s)
+        for effect in core.decide(self._world.now_s):
             self._carry_out(effect)
-        if self._checks.is_due():
+        if self._checks.is_due(len(heard)):
             core.check()
 
     def _carry_out(self, effect: events.Effect) -> None:

@@ -1,6 +1,6 @@
 """HostMemory as a process of the simulation: the real core on a node's arena, and its death."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, assert_never
@@ -57,6 +57,7 @@ class SimulatedHost:
         self._turns = Turns(
             self._world.clock,
             self._world.draw_turn_s,
+            self._world.draw_size,
             partial(self._take, core),
             core.next_deadline_s,
             events.Tick(),
@@ -108,11 +109,13 @@ class SimulatedHost:
             self._turns.post(events.SchedulerLost(link.number))
             self._dial(self.core)
 
-    def _take(self, core: HostMemoryCore, event: events.HostEvent) -> None:
-        self.num_events += 1
-        for effect in core.handle(event, self._world.now_s):
+    def _take(self, core: HostMemoryCore, heard: Sequence[events.HostEvent]) -> None:
+        self.num_events += len(heard)
+        for event in heard:
+            core.hear(event, self._world.now_s)
+        for effect in core.decide(self._world.now_s):
             self._carry_out(effect)
-        if self._checks.is_due():
+        if self._checks.is_due(len(heard)):
             core.check()
 
     def _carry_out(self, effect: events.HostEffect) -> None:

@@ -1,6 +1,6 @@
 """Links between processes, and the turns in which a process takes what its links bring."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -9,6 +9,8 @@ from raydix.runtime.foresight.simulator.clock import Clock
 
 DrawTime = Callable[[], float]
 """Draws seconds by chance, or tells those that it always takes."""
+DrawSize = Callable[[int], int]
+"""Says how many of so many events a core hears before it decides: one at least."""
 
 
 class End(Enum):
@@ -76,15 +78,17 @@ class Turns:
         self,
         clock: Clock,
         draw_turn_s: DrawTime,
-        take: Callable[[Any], None],
+        draw_size: DrawSize,
+        take: Callable[[Sequence[Any]], None],
         next_deadline_s: Callable[[], float | None],
         tick: object,
     ) -> None:
-        """`draw_turn_s`: how long what has come waits for the next turn. `take` gives the core one
-        event; `tick` is the one it wants by `next_deadline_s`.
+        """`draw_turn_s`: how long what has come waits for the next turn. `take` lets the core hear
+        some events and decide; `tick` is the one it wants by `next_deadline_s`.
         """
         self._clock = clock
         self._draw_turn_s = draw_turn_s
+        self._draw_size = draw_size
         self._take = take
         self._next_deadline_s = next_deadline_s
         self._tick = tick
@@ -102,9 +106,7 @@ class Turns:
 
     def take_now(self, event: object) -> None:
         """The core takes this event at once, before those that wait."""
-        if not self._is_stopped:
-            self._take(event)
-            self._plan_tick()
+        self._take_together([event])
 
     def stop(self) -> None:
         """The process is gone, and what waited with it."""
@@ -112,8 +114,15 @@ class Turns:
 
     def _take_all(self) -> None:
         posted, self._inbox = self._inbox, []
-        for event in posted:
-            self.take_now(event)
+        while posted:
+            size = self._draw_size(len(posted))
+            self._take_together(posted[:size])
+            del posted[:size]
+
+    def _take_together(self, events: Sequence[object]) -> None:
+        if not self._is_stopped:
+            self._take(events)
+            self._plan_tick()
 
     def _plan_tick(self) -> None:
         due_s = self._next_deadline_s()

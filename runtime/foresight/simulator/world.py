@@ -56,6 +56,10 @@ class World:
         """How long what has come waits until a core takes it."""
         return self.profile.link_s / 2
 
+    def draw_size(self, num_waiting: int) -> int:
+        """How many of the events that wait a core hears before it decides: all."""
+        return num_waiting
+
     def draw_copy_s(self, times: CopyTimes, num_bytes: float) -> float:
         """How long a copy takes."""
         return times.seconds(num_bytes) * draw_factor(times.spread, self.random)
@@ -72,10 +76,10 @@ class CheckTurns:
         self._interval = rules.check_interval
         self._num_events = 0
 
-    def is_due(self) -> bool:
-        """The core has taken another event: is it to prove its invariants?"""
-        self._num_events += 1
-        return self._interval > 0 and self._num_events % self._interval == 0
+    def is_due(self, num_heard: int) -> bool:
+        """The core has heard so many more events: is it to prove its invariants?"""
+        self._num_events += num_heard
+        return self._interval > 0 and self._num_events % self._interval < num_heard
 
 
 def tokens_of(seeds: Int64Array, positions: Int32Array, vocab_size: int) -> Int32Array:

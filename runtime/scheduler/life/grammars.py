@@ -93,6 +93,8 @@ class Grammars:
 
     def drop_left(self) -> None:
         """Let nothing be compiled for nobody: those who waited for it may have ended."""
+        if not self._requests.left_grammars:
+            return
         for key in self._requests.take_left_grammars():
             if self._compiling.pop(key, None) is not None:
                 self._outbox.emit(DropGrammar(key=key))

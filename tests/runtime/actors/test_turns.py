@@ -1,4 +1,5 @@
 import asyncio
+import math
 import time
 
 import pytest
@@ -13,13 +14,20 @@ class FakeCore:
     def __init__(self) -> None:
         self.deadline_s: float | None = None
         self.fails = False
+        self.heard: list[str] = []
+        self.num_decisions = 0
 
-    def handle(self, event: str, now_s: float) -> list[str]:
+    def hear(self, event: str, now_s: float) -> None:
         if self.fails:
             raise ValueError("broken")
         if event == "TICK":
             self.deadline_s = None
-        return [event]
+        self.heard.append(event)
+
+    def decide(self, now_s: float) -> list[str]:
+        self.num_decisions += 1
+        heard, self.heard = self.heard, []
+        return heard
 
     def next_deadline_s(self) -> float | None:
         return self.deadline_s
@@ -63,9 +71,31 @@ async def test_events_that_wait_are_taken_in_one_turn_and_in_order() -> None:
     assert bench.log == [*"abc", "|"]
 
 
+async def test_a_core_decides_once_about_all_that_waits() -> None:
+    bench = Bench()
+    for event in "abc":
+        bench.turns.post(event)
+    await asyncio.sleep(0)
+    assert bench.core.num_decisions == 1
+
+
+async def test_a_core_that_hears_for_long_decides_now_and_then_in_the_same_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_MAX_HEARING_S", 0.0)
+    monkeypatch.setattr(turns, "_MAX_TURN_S", math.inf)
+    bench = Bench()
+    for event in "abc":
+        bench.turns.post(event)
+    await asyncio.sleep(0)
+    assert bench.core.num_decisions == 3
+    assert bench.log == [*"abc", "|"]
+
+
 async def test_a_turn_that_lasts_leaves_events_to_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(turns, "_MAX_HEARING_S", 0.0)
     monkeypatch.setattr(turns, "_MAX_TURN_S", 0.0)
     bench = Bench()
     for event in "abc":
@@ -81,6 +111,7 @@ async def test_a_turn_that_lasts_leaves_events_to_the_next_one(
 async def test_what_waits_is_taken_before_a_deadline_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(turns, "_MAX_HEARING_S", 0.0)
     monkeypatch.setattr(turns, "_MAX_TURN_S", 0.0)
     bench = Bench()
     bench.core.deadline_s = time.monotonic() - 1.0
@@ -94,6 +125,7 @@ async def test_what_waits_is_taken_before_a_deadline_is_judged(
 async def test_a_deadline_makes_no_turn_of_all_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(turns, "_MAX_HEARING_S", 0.0)
     monkeypatch.setattr(turns, "_MAX_TURN_S", 0.0)
     bench = Bench()
     bench.core.deadline_s = time.monotonic() - 1.0

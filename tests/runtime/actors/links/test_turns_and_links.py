@@ -26,15 +26,19 @@ class Waiting:
     def __init__(self) -> None:
         self.deadline_s: float | None = None
         self.heard: list[str] = []
+        self._asks = False
 
-    def handle(self, event: Message | str, now_s: float) -> list[str]:
+    def hear(self, event: Message | str, now_s: float) -> None:
         self.heard.append(event if isinstance(event, str) else type(event).__name__)
         if event == "ask":
             self.deadline_s = now_s
-            return ["ask"]
+            self._asks = True
         if event == "tick":
             self.deadline_s = None
-        return []
+
+    def decide(self, now_s: float) -> list[str]:
+        asks, self._asks = self._asks, False
+        return ["ask"] if asks else []
 
     def next_deadline_s(self) -> float | None:
         return self.deadline_s
