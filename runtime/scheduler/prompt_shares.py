@@ -9,12 +9,11 @@ all of it, and it ends later by no more than they take, at worst by that fractio
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptWork:
-    """What is left of a prompt that could have a row in a step."""
+class PromptWork(NamedTuple):
+    """What is left of a prompt that could have a row in a step. Each step makes one per prompt."""
 
     num_planned: int
     """The number of prompt tokens that were planned before: whole pages, as every part of a prompt
@@ -27,16 +26,10 @@ class PromptWork:
 
     def less(self, num_tokens: int) -> "PromptWork":
         """What is left when a step has taken `num_tokens` tokens."""
-        return PromptWork(
-            num_planned=self.num_planned,
-            num_tokens=self.num_tokens - num_tokens,
-            level=self.level,
-            priority=self.priority,
-        )
+        return PromptWork(self.num_planned, self.num_tokens - num_tokens, self.level, self.priority)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRoom:
+class StepRoom(NamedTuple):
     """How many prompt tokens a step may still take. Prompts are charged whole pages."""
 
     budget_tokens: int
@@ -58,21 +51,12 @@ class StepRoom:
         """The room that is left when a prompt has taken `num_tokens` tokens."""
         charged = self.charged(num_tokens)
         shared = self.shared_tokens - charged
-        return self._with(min(self.budget_tokens - charged, shared), shared, has_prompt=True)
+        budget = min(self.budget_tokens - charged, shared)
+        return self._replace(budget_tokens=budget, shared_tokens=shared, has_prompt=True)
 
     def bounded(self, budget_tokens: int, shared_tokens: int) -> "StepRoom":
         """The same room with these limits."""
-        return self._with(budget_tokens, shared_tokens, has_prompt=self.has_prompt)
-
-    def _with(self, budget_tokens: int, shared_tokens: int, *, has_prompt: bool) -> "StepRoom":
-        return StepRoom(
-            budget_tokens=budget_tokens,
-            shared_tokens=shared_tokens,
-            most_tokens=self.most_tokens,
-            page_size=self.page_size,
-            short_fraction=self.short_fraction,
-            has_prompt=has_prompt,
-        )
+        return self._replace(budget_tokens=budget_tokens, shared_tokens=shared_tokens)
 
     def is_long(self, prompt: PromptWork) -> bool:
         """Whether no step can take all of the prompt."""

@@ -1,7 +1,5 @@
 """How a step's prompt tokens are divided: what each prompt gets, and what it gets over time."""
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,11 +57,11 @@ def test_a_prompt_that_a_step_can_take_whole_is_not_cut_to_join_others() -> None
 
 
 def test_without_a_share_a_long_prompt_goes_on_alone() -> None:
-    assert share_out([work(200_000), work(100)], replace(ROOM, short_fraction=0.0)) == [2048, 0]
+    assert share_out([work(200_000), work(100)], ROOM._replace(short_fraction=0.0)) == [2048, 0]
 
 
 def test_where_no_prompt_is_cut_the_first_has_a_step_of_its_own_if_it_is_too_long() -> None:
-    whole = replace(ROOM, most_tokens=None)
+    whole = ROOM._replace(most_tokens=None)
     assert share_out([work(9000), work(100)], whole) == [9000, 0]
     assert share_out([work(100), work(9000), work(300)], whole) == [100, 0, 300]
     assert share_out([work(9000), work(100, level=-1)], whole) == [0, 100]
@@ -140,8 +138,8 @@ def _play(prompts: list[PromptWork], room: StepRoom, *, max_steps: int) -> list[
         parts = share_out([prompts[index] for index in left], room)
         for index, part in zip(left, parts, strict=True):
             one = prompts[index]
-            prompts[index] = replace(
-                one, num_planned=one.num_planned + part, num_tokens=one.num_tokens - part
+            prompts[index] = one._replace(
+                num_planned=one.num_planned + part, num_tokens=one.num_tokens - part
             )
             if part and not prompts[index].num_tokens:
                 ends[index] = step
@@ -151,7 +149,7 @@ def _play(prompts: list[PromptWork], room: StepRoom, *, max_steps: int) -> list[
 @settings(max_examples=50)
 @given(prompts=_prompts, room=_rooms())
 def test_all_prompts_end_and_no_step_is_lost(prompts: list[PromptWork], room: StepRoom) -> None:
-    room = replace(room, budget_tokens=room.most_tokens or 0, shared_tokens=room.most_tokens or 0)
+    room = room._replace(budget_tokens=room.most_tokens or 0, shared_tokens=room.most_tokens or 0)
     num_pages = sum(room.charged(prompt.num_tokens) for prompt in prompts) // SIZE
     # A step may leave room for a part of a prompt that is not cut: it is less than that prompt.
     max_steps = 2 * (num_pages * SIZE // room.budget_tokens + 1)
@@ -168,11 +166,11 @@ def test_all_prompts_end_and_no_step_is_lost(prompts: list[PromptWork], room: St
 def test_a_long_prompt_ends_however_many_short_ones_come(
     long_pages: int, fraction: float, short: int
 ) -> None:
-    room = replace(ROOM, short_fraction=fraction)
+    room = ROOM._replace(short_fraction=fraction)
     long, num_steps = work(long_pages * SIZE), 0
     while long.num_tokens:
         part, *_ = share_out([long, *[work(short) for _ in range(64)]], room)
-        long = replace(long, num_planned=long.num_planned + part, num_tokens=long.num_tokens - part)
+        long = long._replace(num_planned=long.num_planned + part, num_tokens=long.num_tokens - part)
         num_steps += 1
     alone = long_pages * SIZE / room.budget_tokens
     assert num_steps <= alone / (1.0 - fraction) + 2
