@@ -10,6 +10,8 @@ class Faults:
     link_delay_s: float = 0.002
     turn_s: float = 0.0002
     """What has arrived waits for so long until the Scheduler or HostMemory takes it."""
+    together_fraction: float = 0.0
+    """The part of decisions that are about several of the events that wait, if several do."""
     step_s: float = 0.010
     ahead_fraction: float = 0.3
     """The part of repetitions that were on the device already when another plan came."""

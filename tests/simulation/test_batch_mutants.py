@@ -18,7 +18,7 @@ TOGETHER = Workload(
     seed=0,
     settings=replace(SMALL_L1, num_lanes=3),
     storage=None,
-    faults=Faults(turn_s=0.01),
+    faults=Faults(turn_s=0.01, together_fraction=1.0),
     num_requests=40,
     num_rank_kills=2,
     num_rank_flaps=6,

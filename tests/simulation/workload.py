@@ -204,7 +204,9 @@ def draw_workload(seed: int) -> Workload:
     workload = with_slow_writes(hard_draw, with_spells(hard_draw, workload))
     workload = narrow_workload(random.Random(seed + 14), workload)
     is_quiet = random.Random(seed + 15).random() < _QUIET_FRACTION
-    return _bound_storage(replace(workload, has_quiet_end=is_quiet))
+    together = random.Random(seed + 20).choice([0.0, 0.5, 1.0])
+    faults = replace(workload.faults, together_fraction=together)
+    return _bound_storage(replace(workload, has_quiet_end=is_quiet, faults=faults))
 
 
 def _bound_storage(workload: Workload) -> Workload:

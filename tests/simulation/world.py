@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING
 
 from raydix.ids import ConnectionId
@@ -23,6 +24,7 @@ class World:
         self.faults = faults
         self.clock = Clock(seed)
         self.random = self.clock.random
+        self._sizes = Random(seed)
         self.processes = Processes(self.clock)
         self.num_faults: Counter[str] = Counter()
         """What was done to actors, links and clients, by kind."""
@@ -61,7 +63,9 @@ class World:
 
     def draw_size(self, num_waiting: int) -> int:
         """How many of the events that wait a core hears before it decides."""
-        return 1 if num_waiting == 1 else self.random.randint(1, num_waiting)
+        if num_waiting == 1 or self._sizes.random() >= self.faults.together_fraction:
+            return 1
+        return self._sizes.randint(2, num_waiting)
 
     def draw_redial_s(self) -> float:
         """How long somebody who has lost a link waits before dialling anew."""
