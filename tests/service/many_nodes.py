@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import find_record
 
@@ -140,7 +141,11 @@ async def engines_of(name: str) -> dict[str, str]:
     record = find_record(name)
     if record is None:
         return {}
-    described = await call_supervisor(name, record, "describe_service")
+    try:
+        described = await call_supervisor(name, record, "describe_service")
+    except EngineDead:
+        # This version has just made way for a later one.
+        return {}
     return {one["name"]: one["node"] for one in described["engines"] if one["state"] == "serves"}
 
 
