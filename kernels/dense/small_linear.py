@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from raydix.kernels.dense.summand_store import store_summand
 from raydix.kernels.dense.summands import add_up
 from raydix.kernels.device.early_launch import early_launch
 from raydix.kernels.device.gluon_barrier import thread_barrier
@@ -299,14 +300,8 @@ def _multiply(
         if is_row_done | (index == num_steps - 1):
             summand = program - tile_row * row_steps // program_steps
             out_row_ptr = out_ptr + token[None, :] * outputs + (tile_row * ROWS + row)[:, None]
-            value = total.to(out_ptr.dtype.element_ty)
-            gl.store(out_row_ptr + summand * size, value, mask=is_token)
+            store_summand(out_row_ptr, total, zeros, is_token, summand, size, is_row_done, SUMMANDS)
             total = zeros
-            if is_row_done:
-                # Fewer programs than elsewhere may have met in this row.
-                nothing = zeros.to(out_ptr.dtype.element_ty)
-                for other in range(summand + 1, SUMMANDS):
-                    gl.store(out_row_ptr + other * size, nothing, mask=is_token)
 
     for stage in gl.static_range(STAGES):
         mbarrier.invalidate(ready.index(stage))

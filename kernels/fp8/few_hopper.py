@@ -23,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from raydix.kernels.dense.small_linear import Division, LinearShape, divide, has_tensor_cores
+from raydix.kernels.dense.summand_store import store_summand
 from raydix.kernels.dense.summands import MAX_SUMMANDS
 from raydix.kernels.device.early_launch import early_launch
 from raydix.kernels.device.gluon_barrier import thread_barrier
@@ -298,13 +299,8 @@ def _multiply_share(
                 value += gl.expand_dims(bias.to(gl.float32), 1)
             out_row_ptr = out_ptr + gl.expand_dims(token, 0) * outputs + gl.expand_dims(output, 1)
             is_out = is_token & gl.expand_dims(is_output, 1)
-            gl.store(out_row_ptr + summand * size, value.to(out_ptr.dtype.element_ty), mask=is_out)
+            store_summand(out_row_ptr, value, zeros, is_out, summand, size, is_row_done, SUMMANDS)
             total = zeros
-            if is_row_done:
-                # Fewer programs than elsewhere may have met in this row.
-                nothing = zeros.to(out_ptr.dtype.element_ty)
-                for other in range(summand + 1, SUMMANDS):
-                    gl.store(out_row_ptr + other * size, nothing, mask=is_out)
 
     for stage in gl.static_range(STAGES):
         mbarrier.invalidate(ready.index(stage))
