@@ -66,14 +66,14 @@ def _load(folder: Path, rank: int, memory: ExpertMemory) -> LoadedModel:
     return load_model(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks, config=config)
 
 
-@pytest.fixture(params=["floats", "float8"])
+@pytest.fixture(params=[None, "fp8 blocks of 16", "gptq"])
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     memory = ExpertMemory.create()
     folder = tmp_path / "plain"
-    if request.param == "floats":
+    if request.param is None:
         make_checkpoint(folder, Family.QWEN3_MOE, seed=1)
     else:
-        folder, _ = make_quantised(tmp_path, Family.QWEN3_MOE, "fp8 blocks of 16")
+        folder, _ = make_quantised(tmp_path, Family.QWEN3_MOE, request.param)
     made = World(folder, memory)
     yield made
     made.rank.close()
@@ -110,8 +110,8 @@ def test_a_rank_carries_out_its_own_copies_and_acknowledges_each(world: World) -
     assert not len(world.rank.take_copied())
     moved, origin = world.bank(1, 1).tensors(spare), world.bank(0, 1).tensors(2)
     assert all(map(torch.equal, moved, origin))
-    is_float8 = moved[0].dtype == torch.float8_e4m3fn
-    assert len(moved) == (4 if is_float8 else 2), "scales move with their numbers"
+    num_tensors = {torch.float32: 2, torch.float8_e4m3fn: 4, torch.uint8: 6}
+    assert len(moved) == num_tensors[moved[0].dtype], "scales and zero points move with numbers"
     assert world.bank(0, 1).held[others] is None
 
 
