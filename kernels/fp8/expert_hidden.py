@@ -10,7 +10,7 @@ import triton.language as tl
 
 from raydix.kernels.dense.activation import activate, glu_constants, offset_up
 from raydix.kernels.dense.glu_form import GluForm
-from raydix.kernels.fp8.expert_inputs import Rows, matrices_of, num_together
+from raydix.kernels.fp8.expert_inputs import Rows, matrices_of
 from raydix.kernels.fp8.form import BLOCK
 from raydix.kernels.fp8.rounding import round_rows
 from raydix.kernels.fp8.scaled_dot import (
@@ -23,6 +23,7 @@ from raydix.kernels.fp8.scaled_dot import (
 )
 from raydix.kernels.fp8.scaled_tiles import ScaledTile
 from raydix.kernels.fp8.weight_inputs import scale_strides
+from raydix.kernels.moe.expert_inputs import num_together
 from raydix.kernels.moe.grouped_gemm import place_of
 from raydix.kernels.moe.permute import ExpertBlocks
 from raydix.kernels.weights.scaled_weight import ScaledWeight

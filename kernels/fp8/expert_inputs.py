@@ -5,19 +5,14 @@ Legend: as in `scaled_experts`.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from raydix.kernels.fp8.form import BLOCK
 from raydix.kernels.fp8.scaled_tiles import ScaledTile
 from raydix.kernels.fp8.weight_inputs import check_weight
+from raydix.kernels.moe.expert_inputs import check_choices
 from raydix.kernels.weights.scaled_weight import ScaledWeight
-
-_LARGE_EXPERT_BYTES = 16 << 20
-"""The size of one expert's weights from which on L2 does not hold them until its next block."""
-_BLOCKS_TOGETHER = 8
-"""The number of a large expert's blocks whose tiles of the same columns run one after another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,21 +48,7 @@ def check_experts(
         )
     if gate_up.numbers.bias_O is not None or down.numbers.bias_O is not None:
         raise ValueError("The experts have biases; expected float8 experts without.")
-    if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
-        raise ValueError(
-            f"The choices' weights are {weights_TK.dtype}; expected contiguous float32."
-        )
-    if weights_TK.shape != expert_ids_TK.shape or weights_TK.shape[:1] != x_TC.shape[:1]:
-        raise ValueError(
-            f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected "
-            f"[{x_TC.shape[0]}, K] twice."
-        )
-
-
-def num_together(weights: Tensor) -> int:
-    """How many blocks share the weights of a tile's columns while these are in L2."""
-    is_large = weights[0].numel() * weights.element_size() >= _LARGE_EXPERT_BYTES
-    return _BLOCKS_TOGETHER if is_large else 1
+    check_choices(x_TC, weights_TK, expert_ids_TK)
 
 
 def matrices_of(weight: ScaledWeight, tile: ScaledTile) -> TensorDescriptor:

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from raydix.kernels.fp8.expert_inputs import Rows, matrices_of, num_together
+from raydix.kernels.fp8.expert_inputs import Rows, matrices_of
 from raydix.kernels.fp8.form import BLOCK
 from raydix.kernels.fp8.rounding import round_rows
 from raydix.kernels.fp8.scaled_dot import (
@@ -22,6 +22,7 @@ from raydix.kernels.fp8.scaled_dot import (
 )
 from raydix.kernels.fp8.scaled_tiles import ScaledTile
 from raydix.kernels.fp8.weight_inputs import scale_strides
+from raydix.kernels.moe.expert_inputs import num_together
 from raydix.kernels.moe.grouped_gemm import place_of
 from raydix.kernels.moe.permute import ExpertBlocks
 from raydix.kernels.weights.scaled_weight import ScaledWeight

@@ -15,14 +15,10 @@ from raydix.kernels.int4.int4_dot import add_step, load_bytes, load_inputs, low_
 from raydix.kernels.int4.tiles import ExpertTiles, Int4Tile, expert_tiles, step_depth
 from raydix.kernels.int4.weight_inputs import check_experts, precision_of
 from raydix.kernels.moe.choice_sum import sum_over_choices
+from raydix.kernels.moe.expert_inputs import num_together
 from raydix.kernels.moe.grouped_gemm import place_of
 from raydix.kernels.moe.permute import ExpertBlocks, permute_by_expert
 from raydix.kernels.weights.int4_weight import Int4Weight
-
-_LARGE_EXPERT_BYTES = 16 << 20
-"""The size of one expert's weights from which on L2 does not hold them until its next block."""
-_BLOCKS_TOGETHER = 8
-"""The number of a large expert's blocks whose tiles of the same columns run one after another."""
 
 
 def int4_experts(
@@ -56,11 +52,6 @@ def int4_experts(
     choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, x_TC.shape[1]))
     _compute_outputs(hidden_XI, down, weights_TK, blocks, tiles.down, choices_TKC)
     return sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
-
-
-def _num_together(weight: Int4Weight) -> int:
-    """How many blocks share the weights of a tile's columns while these are in L2."""
-    return _BLOCKS_TOGETHER if weight.numbers.matrix_OC[0].nbytes >= _LARGE_EXPERT_BYTES else 1
 
 
 def _compute_hidden(
@@ -98,7 +89,7 @@ def _compute_hidden(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=depth,
-        TOGETHER=_num_together(gate_up),
+        TOGETHER=num_together(gate_up.numbers.matrix_OC),
         KIND=kind,
         SLOPE=slope,
         LIMIT=limit,
@@ -140,7 +131,7 @@ def _compute_outputs(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=depth,
-        TOGETHER=_num_together(down),
+        TOGETHER=num_together(down.numbers.matrix_OC),
         PRECISION=precision_of(hidden_XI.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

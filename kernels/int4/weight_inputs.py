@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from raydix.kernels.int4.form import BLOCK, KERNEL_GROUP
+from raydix.kernels.moe.expert_inputs import check_choices
 from raydix.kernels.weights.int4_weight import Int4Weight
 
 
@@ -64,15 +65,7 @@ def check_experts(
         )
     if gate_up.numbers.bias_O is not None or down.numbers.bias_O is not None:
         raise ValueError("The experts have biases; expected experts of four bits without.")
-    if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
-        raise ValueError(
-            f"The choices' weights are {weights_TK.dtype}; expected contiguous float32."
-        )
-    if weights_TK.shape != expert_ids_TK.shape or weights_TK.shape[:1] != x_TC.shape[:1]:
-        raise ValueError(
-            f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected "
-            f"[{x_TC.shape[0]}, K] twice."
-        )
+    check_choices(x_TC, weights_TK, expert_ids_TK)
 
 
 def precision_of(dtype: torch.dtype) -> str | None:

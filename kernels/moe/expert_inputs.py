@@ -13,6 +13,11 @@ INTERLEAVED = 8
 _ALIGNMENT_BYTES = 16
 """The size of which a row of weights must be a multiple, as a tensor map demands."""
 
+_LARGE_EXPERT_BYTES = 16 << 20
+"""The size of one expert's weights from which on L2 does not hold them until its next block."""
+_BLOCKS_TOGETHER = 8
+"""The number of a large expert's blocks whose tiles of the same columns run one after another."""
+
 
 def check_experts(
     x_TC: Tensor, gate_up_EIC: Tensor, down_ECI: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor
@@ -51,6 +56,11 @@ def check_experts(
     if intermediate % INTERLEAVED:
         raise ValueError(f"I is {intermediate}; expected a multiple of {INTERLEAVED}.")
 
+    check_choices(x_TC, weights_TK, expert_ids_TK)
+
+
+def check_choices(x_TC: Tensor, weights_TK: Tensor, expert_ids_TK: Tensor) -> None:
+    """Raise ValueError unless these are the choices of these tokens, with weights."""
     if weights_TK.dtype != torch.float32 or not weights_TK.is_contiguous():
         raise ValueError(
             f"The choices' weights are {weights_TK.dtype}; expected contiguous float32."
@@ -60,6 +70,14 @@ def check_experts(
             f"Choices {tuple(weights_TK.shape)} and {tuple(expert_ids_TK.shape)}; expected "
             f"[{x_TC.shape[0]}, K] twice."
         )
+
+
+def num_together(bank: Tensor) -> int:
+    """How many blocks share the weights of a tile's columns while these are in L2.
+
+    bank: the weights of all experts, as they are stored.
+    """
+    return _BLOCKS_TOGETHER if bank[0].nbytes >= _LARGE_EXPERT_BYTES else 1
 
 
 def check_biases(gate_up_EIC: Tensor, down_ECI: Tensor, biases: ExpertBiases | None) -> None:

@@ -21,16 +21,17 @@ from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.device.gpu import capability, num_sms
 from raydix.kernels.moe.choice_sum import sum_over_choices
 from raydix.kernels.moe.expert_biases import ExpertBiases
-from raydix.kernels.moe.expert_inputs import INTERLEAVED, check_biases, check_experts
+from raydix.kernels.moe.expert_inputs import (
+    INTERLEAVED,
+    check_biases,
+    check_experts,
+    num_together,
+)
 from raydix.kernels.moe.expert_tiles import TileShape, choose_tiles
 from raydix.kernels.moe.permute import ExpertBlocks, permute_by_expert
 
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """The number of a block's rows from which on they are the left operand of the product."""
-_LARGE_EXPERT_BYTES = 16 << 20
-"""The size of one expert's weights from which on L2 does not hold them until its next block."""
-_BLOCKS_TOGETHER = 8
-"""The number of a large expert's blocks whose tiles of the same columns run one after another."""
 
 
 def fused_experts(
@@ -87,12 +88,6 @@ def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> i
     return min(capacity, num_sms(device) * shape.programs_per_sm)
 
 
-def _num_together(weights: Tensor) -> int:
-    """How many blocks share the weights of a tile's columns while these are in L2."""
-    is_large = weights[0].numel() * weights.element_size() >= _LARGE_EXPERT_BYTES
-    return _BLOCKS_TOGETHER if is_large else 1
-
-
 def _precision(dtype: torch.dtype) -> str | None:
     return "ieee" if dtype == torch.float32 else None
 
@@ -139,7 +134,7 @@ def _gate_up(
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
-        TOGETHER=_num_together(gate_up_EIC),
+        TOGETHER=num_together(gate_up_EIC),
         KIND=kind,
         SLOPE=slope,
         LIMIT=limit,
@@ -179,7 +174,7 @@ def _down(
         ROWS=blocks.block_rows,
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
-        TOGETHER=_num_together(down_ECI),
+        TOGETHER=num_together(down_ECI),
         PRECISION=_precision(x_XI.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,

@@ -4,10 +4,10 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.dense.glu_form import ClampedGlu, GluForm, SiluGlu
-from raydix.kernels.fp8 import expert_inputs
 from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, Block
 from raydix.kernels.fp8.scaled_experts import scaled_experts
 from raydix.kernels.fp8.scaled_tiles import EXPERT_TILES, ExpertTiles, ScaledTile
+from raydix.kernels.moe import expert_inputs
 from raydix.kernels.reference import scaled_linear as reference
 from raydix.kernels.reference.experts import topk_gating
 from raydix.kernels.weights.scaled_weight import ScaledWeight

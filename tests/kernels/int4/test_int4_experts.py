@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.dense.glu_form import ClampedGlu, GluForm, SiluGlu
-from raydix.kernels.int4 import int4_experts as module
 from raydix.kernels.int4.int4_experts import int4_experts
 from raydix.kernels.int4.tiles import EXPERT_TILES, ExpertTiles, Int4Tile
+from raydix.kernels.moe import expert_inputs
 from raydix.kernels.reference import int4_linear as reference
 from raydix.kernels.reference.experts import topk_gating
 from raydix.kernels.weights.int4_weight import Int4Weight
@@ -62,7 +62,7 @@ def test_experts_of_other_forms_match_the_twin(device: torch.device, form: GluFo
 def test_experts_too_large_for_l2_match_the_twin(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LARGE_EXPERT_BYTES", 1)
+    monkeypatch.setattr(expert_inputs, "_LARGE_EXPERT_BYTES", 1)
     layer = make_layer(SHAPES[2], 32, device)
 
     out = int4_experts(*layer, form=SiluGlu(), tiles=small_tiles(16))

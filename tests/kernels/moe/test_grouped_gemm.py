@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.kernels.dense.glu_form import ClampedGlu, GeluTanhGlu, GluForm, SiluGlu
-from raydix.kernels.moe import grouped_gemm
+from raydix.kernels.moe import expert_inputs
 from raydix.kernels.moe.expert_biases import ExpertBiases
 from raydix.kernels.moe.expert_tiles import choose_tiles
 from raydix.kernels.moe.grouped_gemm import fused_experts
@@ -84,7 +84,7 @@ def test_biased_experts_of_every_form_match_the_twin(
 def test_experts_too_large_for_l2_match_the_twin(
     device: torch.device, shape: tuple[int, int, int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_gemm, "_LARGE_EXPERT_BYTES", 1)
+    monkeypatch.setattr(expert_inputs, "_LARGE_EXPERT_BYTES", 1)
     tensors = Layer(shape, device, torch.float32).tensors()
 
     out = fused_experts(*tensors, form=SiluGlu(), biases=None)
