@@ -55,9 +55,17 @@ class NodeReport:
     """Whether the engine sleeps, or is on its way into sleep or out of it: nobody knows for how
     long requests would wait there.
     """
+    num_free_slots: int = 0
+    """How many more requests could run; below 0: so many more are there than can."""
+    slot_s: float = 0.0
+    """The time between two that end while as many run as can; 0 while more can run."""
     role: EngineRole = EngineRole.BOTH
     l2: str | None = None
     """Which L2 the node uses: nodes that say the same share it. None: it has none now."""
+
+    def slot_wait_s(self, num_before: float = 0.0) -> float:
+        """The time until one more request may run, behind `num_before` that are not told here."""
+        return max(0.0, num_before + 1 - self.num_free_slots) * self.slot_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

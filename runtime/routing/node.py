@@ -262,13 +262,16 @@ class Node:
     def _wait_s(self, report: NodeReport, now_s: float) -> float:
         age_s = max(0.0, now_s - self._report_s)
         # What was to be done by the next report is believed; what is later has to be shown.
-        rest_s = max(0.0, report.busy_s - min(age_s, report.interval_s))
+        done_s = min(age_s, report.interval_s)
         silent_s = max(0.0, age_s - report.interval_s)
         oldest = next(iter(self._bookings.values()), None)
         late_s = 0.0 if oldest is None else max(0.0, now_s - oldest.due_s)
         # Other ingresses see what this one saw and send as much: half of it comes before this.
-        unseen_s = self._unseen_ns / _NS_PER_S * (1 + report.num_ingresses) / 2
-        return rest_s + max(silent_s, late_s) + unseen_s
+        part = (1 + report.num_ingresses) / 2
+        prompts_s = max(0.0, report.busy_s - done_s) + self._unseen_ns / _NS_PER_S * part
+        # Prompts are computed while a slot is waited for.
+        slot_s = report.slot_wait_s(self._num_unseen * part) - done_s
+        return max(prompts_s, slot_s) + max(silent_s, late_s)
 
     def _is_unseen(self, booking: _Booking) -> bool:
         """Whether the last report did not know of it."""

@@ -24,9 +24,13 @@ def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool
         return True
     if report.is_asleep != told.is_asleep:
         return True
-    believed_s = max(0.0, told.busy_s - age_s)
-    if abs(report.busy_s - believed_s) > max(_LEAST_CHANGE_S, _CHANGE * believed_s):
-        return True
+    for told_s, wait_s in (
+        (told.busy_s, report.busy_s),
+        (told.slot_wait_s(), report.slot_wait_s()),
+    ):
+        believed_s = max(0.0, told_s - age_s)
+        if abs(wait_s - believed_s) > max(_LEAST_CHANGE_S, _CHANGE * believed_s):
+            return True
     if abs(report.num_decoding - told.num_decoding) > max(1.0, _CHANGE * told.num_decoding):
         return True
     num_pages = _PROMPT_TOKENS / report.page_size

@@ -157,6 +157,8 @@ class RoutingNews:
             num_decoding=sum(len(lane.batch) for lane in self._lanes),
             is_full=self._num_waiting >= self._settings.max_waiting_requests,
             is_asleep=is_asleep,
+            num_free_slots=self._num_free_slots,
+            slot_s=self._slot_s(now_s),
             role=self._settings.role,
             l2=self._source.view.l2 if self._source.view.is_usable else None,
         )
@@ -164,6 +166,25 @@ class RoutingNews:
     @property
     def _num_waiting(self) -> int:
         return self._requests.num_waiting(sum(len(lane.waiting) for lane in self._lanes))
+
+    @property
+    def _num_free_slots(self) -> int:
+        num_lanes = sum(lane.is_attached for lane in self._lanes)
+        return num_lanes * self._settings.max_running_requests - len(self._requests.living)
+
+    def _slot_s(self, now_s: float) -> float:
+        """The time between two requests that end, while no more can run; else 0.
+
+        Those that run are halfway through, one with the other: each has its slot for twice as long
+        as they have had theirs, on average.
+        """
+        if self._num_free_slots > 0:
+            return 0.0
+        running = [request for lane in self._lanes for request in lane.running.values()]
+        admitted = [each.admitted_s for each in running if each.admitted_s is not None]
+        if not admitted:
+            return 0.0
+        return 2 * sum(now_s - each for each in admitted) / len(admitted) ** 2
 
     def _busy_s(self, now_s: float) -> float | None:
         """The time that a request waits for the prompts of others; None if no lane has ranks."""

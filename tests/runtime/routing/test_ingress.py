@@ -138,6 +138,28 @@ def test_other_ingresses_are_taken_to_have_sent_as_much() -> None:
     assert sent(ingress, "b", range(50, 60)).first_token_s == pytest.approx(3 * own_s)
 
 
+@pytest.mark.parametrize(("num_free", "expected"), [(1, 0), (0, 0), (-99, 1)])
+def test_a_node_that_has_a_prefix_is_not_waited_for_until_a_slot_is_free(
+    num_free: int, expected: int
+) -> None:
+    ingress = ingress_of(2)
+    ingress.handle(stored(0, range(100)), 0.0)
+    ingress.handle(reported(0, num_free_slots=num_free, slot_s=0.05), 0.0)
+    assert sent(ingress, "r", range(100)).node == expected
+
+
+def test_requests_that_a_report_has_not_seen_wait_for_slots_too() -> None:
+    ingress = ingress_of(2)
+    for node in (0, 1):
+        ingress.handle(reported(node, num_free_slots=0, slot_s=10.0), 0.0)
+    routes = [sent(ingress, f"r{number}", [number]) for number in range(8)]
+    assert sorted(route.node for route in routes) == [0] * 4 + [1] * 4
+    waits = [round(route.first_token_s, -1) for route in routes]
+    assert waits == [10.0, 10.0, 20.0, 20.0, 30.0, 30.0, 40.0, 40.0]
+    # Part of it has passed by now.
+    assert sent(ingress, "later", [9], 0.5).first_token_s == pytest.approx(49.5, abs=0.2)
+
+
 def test_a_node_that_falls_silent_is_asked_no_more() -> None:
     ingress = ingress_of()
     ingress.handle(stored(0, range(20)), 0.0)

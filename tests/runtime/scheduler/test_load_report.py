@@ -32,6 +32,13 @@ def test_work_that_came_or_did_not_go_is() -> None:
     assert not is_worth_telling(TOLD, replace(TOLD, busy_s=0.45), 0.01)
 
 
+def test_slots_that_are_taken_or_come_free_are() -> None:
+    full = replace(TOLD, num_free_slots=-4, slot_s=0.2)
+    assert is_worth_telling(TOLD, full, 0.0)
+    assert is_worth_telling(full, TOLD, 0.0)
+    assert not is_worth_telling(full, replace(full, busy_s=0.3, num_free_slots=-3), 0.2)
+
+
 def test_rates_that_have_changed_are() -> None:
     assert is_worth_telling(TOLD, replace(TOLD, prefill=Line(0.01, 0.002)), 0.0)
     assert is_worth_telling(TOLD, replace(TOLD, load=Line(0.1, 0.0001)), 0.0)

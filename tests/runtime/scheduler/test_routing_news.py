@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from raydix.ids import ClientId
 from raydix.runtime.cache.kv_index import KvIndex
 from raydix.runtime.cache.page_key import split_keys
@@ -124,6 +126,24 @@ def test_a_client_is_told_at_once_that_as_many_wait_as_may() -> None:
         driver.ask()
         driver.wait(LEAST_S)
     assert report_of(driver.told[-1:]).is_full
+
+
+def test_a_client_hears_how_long_a_slot_is_waited_for() -> None:
+    driver = RoutedDriver(max_running_requests=2)
+    assert report_of(driver.ask()).num_free_slots == 2
+    for first in (100, 200, 300):
+        driver.submit(list(range(first, first + 8)), max_tokens=50)
+    for _ in range(8):
+        driver.step()
+    driver.ask()
+    driver.ask()
+    driver.wait(4.0)
+    report = driver.told[-1].report
+    assert report is not None
+    # Two that have run for 4 s have as much before them, so that one ends each 4 s.
+    assert report.num_free_slots == -1
+    assert report.slot_s == pytest.approx(4.0, rel=0.2)
+    assert report.slot_wait_s() == pytest.approx(8.0, rel=0.2)
 
 
 def test_who_waits_is_told_of_work_that_comes_and_not_of_work_that_goes_as_foreseen() -> None:
