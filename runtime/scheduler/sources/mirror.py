@@ -94,7 +94,9 @@ class Mirror:
 
     def add(self, group: int, keys: bytes) -> None:
         """Note that these pages of a group are told to be published."""
-        shorts = {key[:MIRROR_KEY_BYTES] for key in split_keys(keys)} - self._groups[group]
+        places = range(0, len(keys), KEY_BYTES)
+        shorts = {keys[place : place + MIRROR_KEY_BYTES] for place in places}
+        shorts -= self._groups[group]
         self._groups[group] |= shorts
         self._expected[group] |= shorts
 
