@@ -69,6 +69,15 @@ FP8: ModelConfig = {
     "modules_to_not_convert": ["lm_head", "gate"],
 }
 """Stored as Qwen3's and DeepSeek's are."""
+AWQ: ModelConfig = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 128,
+    "zero_point": True,
+    "version": "gemm",
+    "modules_to_not_convert": ["gate"],
+}
+"""Stored as Qwen3's in four bits are."""
 SHAPES: dict[str, ModelConfig] = {
     "dense_l16": {
         **_COMMON,
@@ -92,6 +101,7 @@ SHAPES: dict[str, ModelConfig] = {
     },
     "moe_l12": {**_QWEN3_MOE, "num_hidden_layers": 12},
     "moe_l12_fp8": {**_QWEN3_MOE, "num_hidden_layers": 12, "quantization_config": FP8},
+    "moe_l12_awq": {**_QWEN3_MOE, "num_hidden_layers": 12, "quantization_config": AWQ},
     "qwen3-30b-a3b": {**_QWEN3_MOE, "num_hidden_layers": 48, "vocab_size": 151_936},
     "latent_l61": {
         **_COMMON,

@@ -26,6 +26,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         ("dense_l16", 1, "auto"),
         ("moe_l12", 2, "auto"),
         ("moe_l12_fp8", 1, "auto"),
+        ("moe_l12_awq", 1, "auto"),
         ("gpt-oss-20b", 1, "auto"),
         ("latent_l61", 4, "auto"),
         ("gemma-2-9b", 1, "auto"),

@@ -12,6 +12,7 @@ GROUPS: dict[str, list[tuple[int | None, int, int]]] = {
     "qwen3_32b_l16": [(None, 16, 64 << 10)],
     "moe_l12": [(None, 12, 24 << 10)],
     "moe_l12_fp8": [(None, 12, 24 << 10)],
+    "moe_l12_awq": [(None, 12, 24 << 10)],
     "qwen3-30b-a3b": [(None, 48, 96 << 10)],
     "biased_moe_l12": [(128, 6, 6 << 10), (None, 6, 6 << 10)],
     "qwen3.6-35b-a3b-l12": [(None, 9, 0), (None, 3, 6 << 10)],
