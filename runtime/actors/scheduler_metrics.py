@@ -107,6 +107,12 @@ _REQUESTS = (
         "Requests that have their first token, and go on elsewhere once L2 has their pages.",
         Figure("num_requests_leaving"),
     ),
+    gauge(
+        "l1_reserved_pages",
+        Unit.PAGES,
+        "Pages of L1 that are kept, or loaded, for requests that other engines begin.",
+        Figure("l1_reserved_pages"),
+    ),
     counter(
         "request_success_total",
         Unit.COUNT,

@@ -262,6 +262,7 @@ class Askings:
             self._choice.answered(delta.asking, is_last=True)
             line.answered(delta.asking)
         if is_last:
+            self._choice.ended(delta.asking, delta.request_id)
             self._release(delta.request_id, delta.asking)
             self._prefetches.end(delta)
         elif live is None:

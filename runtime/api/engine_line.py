@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from raydix.errors import EngineDead
-from raydix.ids import AskingId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.messages.client import FromClient, PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.routing import EngineNews, NodeReport
@@ -120,6 +120,9 @@ class ChooseLine(Protocol):
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """Tokens of an asking have come, or its last delta; told again, nothing happens."""
+
+    def ended(self, asking: AskingId, request_id: RequestId) -> None:
+        """An asking has ended for good, which had this request id."""
 
     def route_of(self, asking: AskingId) -> Route | None:
         """Why an asking goes where it goes, until it is answered; None if nothing was reckoned."""

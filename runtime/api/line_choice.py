@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 
-from raydix.ids import AskingId
+from raydix.ids import AskingId, RequestId
 from raydix.runtime.api.engine_line import EngineLine
 from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.routing import EngineNews
@@ -53,6 +53,9 @@ class SessionLines:
 
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """Nothing was predicted."""
+
+    def ended(self, asking: AskingId, request_id: RequestId) -> None:
+        """Nothing was foretold."""
 
     def route_of(self, asking: AskingId) -> Route | None:
         """Nothing was reckoned."""

@@ -12,7 +12,12 @@ from raydix.runtime.api.engine_line import EngineLine
 from raydix.runtime.api.line_choice import by_session
 from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
-from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    ExpectRequest,
+    PrefetchPrompt,
+    SubmitRequest,
+)
 from raydix.runtime.messages.kv_events import KvNews
 from raydix.runtime.messages.routing import EngineNews, FollowEngine
 from raydix.runtime.routing.events import (
@@ -28,6 +33,10 @@ from raydix.runtime.routing.ingress import Ingress
 from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.policies import RoutingPolicy
 
+_EXPECTED_S, _EXPECTED_TIMES = 10.0, 4.0
+"""An engine expects what is to go on there for so long, and so many times its first token's time.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
@@ -37,6 +46,8 @@ class _Begun:
     """What the ingress calls that asking."""
     then: NodeId
     """Where the request goes on."""
+    expected_as: AskingId | None = None
+    """The asking by which it was foretold there; None: it was not."""
 
 
 class LineRouter:
@@ -57,12 +68,14 @@ class LineRouter:
         self._numbers = itertools.count(1)
         self._nodes: dict[str, NodeId] = {}
         """The number of the link to each engine, by the engine's name."""
+        self._lines: dict[NodeId, EngineLine] = {}
         self._begun = LastPlaces[_Begun]()
         """Where requests go on of which one engine was asked for the first token alone."""
 
     def opened(self, line: EngineLine) -> None:
         """Follow an engine from now on."""
         number = self._nodes[line.engine] = NodeId(next(self._numbers))
+        self._lines[number] = line
         self._ingress.handle(NodeFound(node=number, name=line.engine), self._clock())
         _ask(line)
 
@@ -70,6 +83,7 @@ class LineRouter:
         """Forget what was known of an engine."""
         number = self._nodes.pop(line.engine, None)
         if number is not None:
+            del self._lines[number]
             self._ingress.handle(NodeGone(node=number), self._clock())
         self._figures.forget(line.engine)
 
@@ -100,9 +114,11 @@ class LineRouter:
         if begun is not None and len(message.earlier_output) and begun.then in by_node:
             self._ingress.go_on(begun.asked_as, begun.then, _name(message.asking))
             line = by_node[begun.then]
-            return line, self.joins(line, message)
+            self._begun.remember(message.request_id, replace(begun, expected_as=None))
+            return line, self.joins(line, replace(message, expected_as=begun.expected_as))
 
         # What was foreseen for an earlier asking of this id counts no more.
+        self._take_back(message.request_id)
         self._begun.forget(message.request_id)
         route = self._ingress.route(self._asking(message), self._clock(), by_node.keys())
         if route is None:
@@ -111,6 +127,8 @@ class LineRouter:
         self._figures.count(route)
         if route.then is not None:
             message = self._split(message, route.then.node)
+            if route.then.shares_l2:
+                self._foretell(message, route)
         return by_node[route.node], message
 
     def joins(
@@ -132,6 +150,33 @@ class LineRouter:
         self._begun.remember(message.request_id, _Begun(_name(message.asking), then))
         return replace(message, goes_on_elsewhere=True)
 
+    def _foretell(self, message: SubmitRequest, route: Route) -> None:
+        """Tell the engine where a request goes on that it will: it has pages of L1 by then."""
+        assert route.then is not None, "it goes on"
+        number, line = route.then.node, self._lines[route.then.node]
+        told = ExpectRequest(
+            asking=message.asking,
+            token_ids=message.token_ids,
+            within_s=_EXPECTED_S + _EXPECTED_TIMES * route.first_token_s,
+            cache_salt=message.cache_salt,
+            priority=message.priority,
+        )
+        # Of a link that is lost its reader tells.
+        with contextlib.suppress(EngineDead):
+            line.send(told)
+            begun = _Begun(_name(message.asking), number, expected_as=message.asking)
+            self._begun.remember(message.request_id, begun)
+
+    def _take_back(self, request_id: RequestId) -> None:
+        """What was foretold of a request will not be: nobody has to keep anything for it."""
+        begun = self._begun.place_of(request_id)
+        if begun is None or begun.expected_as is None:
+            return
+        self._begun.remember(request_id, replace(begun, expected_as=None))
+        if (line := self._lines.get(begun.then)) is not None:
+            with contextlib.suppress(EngineDead):
+                line.send(AbortRequest(asking=begun.expected_as, request_id=request_id))
+
     def answered(self, asking: AskingId, *, is_last: bool) -> None:
         """The first tokens of an asking have come, or there will be none."""
         if is_last:
@@ -144,6 +189,12 @@ class LineRouter:
         gap_s = self._ingress.note_next_token(_name(asking), now_s)
         if gap_s is not None:
             self._figures.observe_hand_over(gap_s)
+
+    def ended(self, asking: AskingId, request_id: RequestId) -> None:
+        """An asking has ended, and nothing goes on elsewhere: who expects the rest is told."""
+        begun = self._begun.place_of(request_id)
+        if begun is not None and begun.asked_as == _name(asking):
+            self._take_back(request_id)
 
     def route_of(self, asking: AskingId) -> Route | None:
         """Why an asking has gone where it has, until its first token has come."""

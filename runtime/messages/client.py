@@ -91,11 +91,29 @@ class SubmitRequest:
     """Whether another engine gives what follows the first new token, by another asking: this one
     ends as `HANDED_OVER`, unless that token is the last.
     """
+    expected_as: AskingId | None = None
+    """The asking of the `ExpectRequest` that foretold this one."""
 
     @property
     def earlier_output(self) -> Int32Array:
         """`known_output`, empty where there was no earlier asking."""
         return empty() if self.known_output is None else self.known_output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectRequest:
+    """Another engine begins a request that is to go on here: have room in L1, and its pages there.
+
+    Nothing is answered. `SubmitRequest.expected_as`, `AbortRequest` or the time ends it. Never
+    stale: it begins an asking.
+    """
+
+    asking: AskingId
+    token_ids: Int32Array
+    within_s: float
+    """The time in which the request is to come; it is expected no longer."""
+    cache_salt: str | None = field(default=None, repr=False)
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +178,7 @@ class StopRequest:
 
 FromClient = (
     SubmitRequest
+    | ExpectRequest
     | PrefetchPrompt
     | UnpinPrompt
     | RetainSession

@@ -14,6 +14,7 @@ from raydix.errors import RaydixError
 from raydix.runtime.messages.arrays import Int32Array, empty
 from raydix.runtime.messages.client import (
     AbortRequest,
+    ExpectRequest,
     PrefetchPrompt,
     RetainSession,
     StopRequest,
@@ -48,6 +49,7 @@ from raydix.runtime.messages.schema import schema_digest
 Message = (
     Hello
     | SubmitRequest
+    | ExpectRequest
     | PrefetchPrompt
     | RetainSession
     | UnpinPrompt
@@ -86,7 +88,7 @@ _INT32 = np.dtype("<i4")
 _NO_INT32 = msgspec.msgpack.Ext(_INT32_EXTENSION, b"")
 """Most columns of a plan are empty, and to make this takes longer than to write it."""
 
-_ASKINGS = (SubmitRequest, PrefetchPrompt, AbortRequest, StopRequest)
+_ASKINGS = (SubmitRequest, ExpectRequest, PrefetchPrompt, AbortRequest, StopRequest)
 _MAX_ASKING = 2**63 - 1
 """Askings are kept in int64 columns; msgpack brings integers of up to 64 bits without a sign."""
 

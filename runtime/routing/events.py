@@ -82,6 +82,8 @@ class NextNode:
 
     node: NodeId
     name: str
+    shares_l2: bool
+    """Whether its pages are in the L2 of that node as soon as they are in that of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,7 +219,9 @@ class Ingress:
         words, page_size = _usable_words(asking, chosen.page_size), chosen.page_size
         following = None
         if split is not None:
-            following = NextNode(node=split.then, name=self._nodes[split.then].name)
+            then = self._nodes[split.then]
+            shares_l2 = then.shares_l2(chosen.node)
+            following = NextNode(node=split.then, name=then.name, shares_l2=shares_l2)
         route = Route(
             node=chosen.number,
             name=chosen.node.name,

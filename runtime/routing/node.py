@@ -145,6 +145,11 @@ class Node:
         """What the node is for, as it says; before its first report it stands for itself."""
         return EngineRole.BOTH if self._report is None else self._report.role
 
+    def shares_l2(self, other: "Node") -> bool:
+        """Whether both have one L2, as far as they have told."""
+        own, others = self._report, other._report
+        return own is not None and others is not None and own.l2 is not None and own.l2 == others.l2
+
     def find(self, words: Words) -> Holding:
         """How much of a prompt is there; `words` are those of its keys."""
         lanes = [keys for (tier, _), keys in self._keys.items() if tier is Tier.L1]
@@ -199,7 +204,7 @@ class Node:
             return None
         num_pages = num_tokens // report.page_size
         fetch_s = 0.0
-        if report.l2 is None or report.l2 != other.l2:
+        if not self.shares_l2(first):
             if report.pull is None:
                 return None
             fetch_s = _predict_s(report.pull, max(0, num_pages - holding.num_held))

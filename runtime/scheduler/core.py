@@ -1,10 +1,10 @@
 """The Scheduler's brain: a state machine without I/O, events in and effects out."""
 
-from typing import Any, assert_never
+from typing import Any
 
 from raydix.ids import RequestId
-from raydix.runtime.messages import client, routing
 from raydix.runtime.scheduler import checks, events, figures
+from raydix.runtime.scheduler.client_messages import ClientMessages
 from raydix.runtime.scheduler.counters import Count, Counters, Timings
 from raydix.runtime.scheduler.events import Effect, Event, SendPlan
 from raydix.runtime.scheduler.followers import Followers
@@ -92,9 +92,10 @@ class SchedulerCore:
         )
         self._expiry = Expiry(self._requests, self._lanes, self._endings, self._timers)
         self._sleep, self._orders = self._make_orders(phase)
-        self._hints, self._submission = self._make_hints(), self._make_submission()
+        self._hints = self._make_hints()
         self._placing, self._host = self._make_placing(), self._make_host_messages()
         self._ranks, self._routing_news = self._make_rank_events(), self._make_routing_news()
+        self._clients = self._make_client_messages()
         self._late_ranks = LateRanks(
             settings, self._lanes, self._step_groups, self._rates, self._outbox, self._timers
         )
@@ -134,6 +135,7 @@ class SchedulerCore:
         self._life.look_up_due()
         self._host.tell_if_drained()
         self._hand_overs.tell(now_s)
+        self._life.arrivals.advance(now_s)
         if self._pieces.has_work:
             self._timers.add(now_s)
 
@@ -205,6 +207,7 @@ class SchedulerCore:
         checks.check_lanes(self._lanes, self._step_groups)
         checks.check_requests(self._requests, self._lanes, self._source, self._timers)
         self._life.retention.check()
+        self._life.arrivals.check()
         self._grammars.check()
         self._page_news.keys.check()
         self._sleep.check()
@@ -213,12 +216,8 @@ class SchedulerCore:
 
     def _take(self, event: Event, now_s: float) -> None:
         match event:
-            case events.ClientMessage():
-                self._on_client(event, now_s)
-            case events.ClientGone():
-                self._endings.orphan(event.client_id)
-                self._hints.drop_all(event.client_id)
-                self._routing_news.forget(event.client_id)
+            case events.ClientMessage() | events.ClientGone():
+                self._clients.hear(event, now_s)
             case events.RankAttached():
                 self._ranks.attach(event)
             case events.RankMessage():
@@ -239,23 +238,6 @@ class SchedulerCore:
                 self._tick(now_s)
             case _:
                 self._orders.take(event, now_s)
-
-    def _on_client(self, event: events.ClientMessage, now_s: float) -> None:
-        match event.message:
-            case client.SubmitRequest():
-                self._routing_news.note_request(event.client_id, now_s)
-                self._submission.submit(event.client_id, event.message, now_s)
-            case client.PrefetchPrompt() | client.UnpinPrompt():
-                self._hints.take(event.client_id, event.message)
-            case client.RetainSession():
-                self._life.hint(event.message)
-            case routing.FollowEngine():
-                self._routing_news.ask(event.client_id, now_s)
-            case client.AbortRequest() | client.StopRequest():
-                self._hints.abort(event.client_id, event.message)
-                self._endings.stop(event.client_id, event.message)
-            case _:
-                assert_never(event.message)
 
     def _tick(self, now_s: float) -> None:
         """Look at the clock, as only a tick does."""
@@ -307,8 +289,8 @@ class SchedulerCore:
             counters=self._counters,
         )
 
-    def _make_submission(self) -> Submission:
-        return Submission(
+    def _make_client_messages(self) -> ClientMessages:
+        submission = Submission(
             self.settings,
             requests=self._requests,
             lanes=self._lanes,
@@ -317,6 +299,14 @@ class SchedulerCore:
             outbox=self._outbox,
             timers=self._timers,
             counters=self._counters,
+        )
+        return ClientMessages(
+            submission=submission,
+            hints=self._hints,
+            endings=self._endings,
+            life=self._life,
+            routing_news=self._routing_news,
+            sleep=self._sleep,
         )
 
     def _make_placing(self) -> Placing:

@@ -46,6 +46,9 @@ def of_requests(requests: Requests, lanes: Sequence[Lane]) -> dict[str, int]:
         "num_requests_loading": num_loading,
         "num_requests_waiting": requests.num_waiting(num_placed),
         "num_requests_leaving": len(requests.leaving),
+        "l1_reserved_pages": sum(
+            promotion.num_pages for lane in lanes for promotion in lane.promotions.reservations
+        ),
     }
 
 

@@ -253,14 +253,14 @@ class Sleep:
         self._fewest_left, self._fewest_since_s = self._num_waiting_pages(), now_s
 
     def _end_returns(self) -> None:
-        """Load nothing for sessions to come: that would end with L1.
+        """Load nothing for what is to come: that would end with L1.
 
         What is loaded for requests that wait goes on, as they are answered first: a prompt that
         goes through L2 by turns would never come whole without.
         """
         for lane in self._lanes:
             for promotion in lane.promotions.all():
-                if promotion.returns is not None:
+                if not promotion.is_for_waiting_request:
                     lane.promotions.end(promotion.request_id)
 
     def _refuse_late(self, now_s: float) -> None:

@@ -203,7 +203,10 @@ async def until_nothing_is_held(service: AsyncService, name: str) -> None:
                 await asyncio.sleep(0.05)
                 continue
             held = [
-                *(stats["scheduler"][each] for each in ("leases_wanted", "l1_locked_pages")),
+                *(
+                    stats["scheduler"][each]
+                    for each in ("leases_wanted", "l1_locked_pages", "l1_reserved_pages")
+                ),
                 *(stats["scheduler"][each] for each in ("num_requests_leaving", "lookups_open")),
                 *(stats["host"][each] for each in ("leases", "lookups", "pages_staged")),
             ]

@@ -18,6 +18,7 @@ _WAITS = (
     "l2_claimed_pages",
     "num_requests_waiting",
     "num_requests_leaving",
+    "l1_reserved_pages",
 )
 """Figures of the Scheduler that say what it waits for, ..."""
 _HOLDS = ("transfers_in_flight", "l1_locked_pages", "num_requests_running")

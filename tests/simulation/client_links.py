@@ -12,6 +12,7 @@ from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import (
     AbortRequest,
+    ExpectRequest,
     FromClient,
     PrefetchPrompt,
     RequestDelta,
@@ -115,6 +116,10 @@ class ClientLink:
     def retain(self, hint: RetainSession | UnpinPrompt) -> None:
         """The client says what comes next of a session, or that a pin is wanted no more."""
         self._say(hint)
+
+    def expect(self, message: ExpectRequest | AbortRequest) -> None:
+        """The client says what is to go on here, or that it will not."""
+        self._say(message)
 
     def rest(self, duration_s: float) -> None:
         """The client does not read for so long."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    ExpectRequest,
+    PrefetchPrompt,
+    SubmitRequest,
+)
 from raydix.runtime.messages.plan import DeviceSampling
 from tests.simulation.client_links import CUT_OFF, Answer, ClientLink
 from tests.simulation.grammars import draw_grammar, may_fail
@@ -23,6 +28,14 @@ _HINTER = "hinter"
 _REFUSED = "BadRequest"
 HANDED_OVER = "handed_over"
 _RETRY_S = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """An engine was told over this link, by this asking, of what it is to go on with."""
+
+    link: ClientLink
+    asking: AskingId
 
 
 class RandomClients:
@@ -47,6 +60,8 @@ class RandomClients:
         """Open askings by which a name is taken."""
         self._next = self
         """The clients of the engine where what was begun at this one goes on."""
+        self._foretold: dict[Answer, Foretold] = {}
+        """How that engine was told of what it is to go on with."""
         self._links: list[ClientLink] = []
         """The links, of which the Scheduler may not have noticed the end."""
         self._at_risk: set[Answer] = set()
@@ -151,14 +166,17 @@ class RandomClients:
         )
         self._submit(client, message)
 
-    def _submit(self, client: str, message: SubmitRequest) -> None:
+    def _submit(
+        self, client: str, message: SubmitRequest, foretold: Foretold | None = None
+    ) -> None:
         """Send a message under a free name; once the Scheduler is up, if it is not."""
         if self._cluster.is_ended:
             return
         if not self._cluster.scheduler.is_up:
-            self._cluster.after(_RETRY_S, lambda: self._submit(client, message))
+            self._cluster.after(_RETRY_S, lambda: self._submit(client, message, foretold))
             return
         link = self._link(client)
+        is_expected = foretold is not None and foretold.link is link
         name = self._take_name(client)
         self._num_sent += 1
         # Drawn apart, too.
@@ -186,14 +204,35 @@ class RandomClients:
             sampling=sampling,
             grammar=grammar,
             goes_on_elsewhere=may_leave and not goes_on,
+            expected_as=foretold.asking if foretold is not None and is_expected else None,
         )
         answer = self._cluster.submit(sent, client)
+        if sent.goes_on_elsewhere and draw.random() < self._workload.foretold_fraction:
+            self._foretell(answer, client, draw)
         self._note_sent(answer, name)
         if self._random.random() < self._workload.abort_fraction:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
         if message.sample_of is None and draw.random() < self._workload.sample_fraction:
             self._num_pending += 1
             self._submit(client, replace(message, sample_of=name))
+
+    def _foretell(self, answer: Answer, client: str, draw: random.Random) -> None:
+        """Tell the next engine what it is to go on with; some of that comes late, or never."""
+        there = self._next._cluster
+        if there.is_ended or not there.scheduler.is_up:
+            return
+        link = self._next._link(client)
+        asking = link.next_asking()
+        link.expect(
+            ExpectRequest(
+                asking=asking,
+                token_ids=answer.submit.token_ids,
+                within_s=draw.choice([0.02, 0.5, 5.0, 500.0]),
+                cache_salt=answer.submit.cache_salt,
+                priority=answer.submit.priority,
+            )
+        )
+        self._foretold[answer] = Foretold(link, asking)
 
     def _end_early(self, answer: Answer) -> None:
         """Abort or stop, ended long ago or not; often the name counts as free at once."""
@@ -242,6 +281,11 @@ class RandomClients:
 
     def _on_ending(self, answer: Answer) -> None:
         self._free_name(answer)
+        foretold = self._foretold.pop(answer, None)
+        if foretold is not None and answer.ending != HANDED_OVER:
+            foretold.link.expect(
+                AbortRequest(asking=foretold.asking, request_id=answer.asked.request_id)
+            )
         is_request = isinstance(answer.asked, SubmitRequest)
         if is_request and may_fail(answer.submit.grammar) and answer.ending == _REFUSED:
             self._num_pending -= 1
@@ -258,11 +302,11 @@ class RandomClients:
                 self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit)
             )
         elif answer.ending == HANDED_OVER:
-            self._hand_over(answer)
+            self._hand_over(answer, foretold)
         elif not self._follows_up(answer):
             self._num_pending -= 1
 
-    def _hand_over(self, answer: Answer) -> None:
+    def _hand_over(self, answer: Answer, foretold: Foretold | None) -> None:
         """Ask the next engine for the rest; the own one if that has ended."""
         there = self if self._next._cluster.is_ended else self._next
         rest = replace(
@@ -274,7 +318,8 @@ class RandomClients:
         self._num_pending -= 1
         there._num_pending += 1
         client = answer.link.name
-        self._cluster.after(self._random.uniform(0, _RETRY_S), lambda: there._submit(client, rest))
+        delay_s = self._random.uniform(0, _RETRY_S)
+        self._cluster.after(delay_s, lambda: there._submit(client, rest, foretold))
 
     def _follows_up(self, answer: Answer) -> bool:
         prompt = [*answer.submit.token_ids.tolist(), *answer.output]

@@ -113,6 +113,8 @@ class Workload:
     hand_over_fraction: float = 0.0
     """Ask for their first token alone, and for the rest at the next engine, if there are several.
     """
+    foretold_fraction: float = 0.8
+    """The part of these of which the next engine is told beforehand."""
     num_client_losses: int = 0
     hint_fraction: float = 0.2
     """The part of the requests that are announced by a prefetch, which may be aborted."""

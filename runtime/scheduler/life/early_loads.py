@@ -56,6 +56,19 @@ def num_early_pages(num_l2_pages: int, spare: Spare) -> int:
     return max(0, min(num_l2_pages, num_free, spare.num_left))
 
 
+def spare_of(lane: Lane, requests: Requests, num_matched: int, num_kept: int) -> Spare:
+    """The pages of a lane that may be taken beside so many that L1 has of what is to come."""
+    full = [group for group, reach in enumerate(lane.settings.reaches) if reach is None]
+    freeable, to_come = lane.l1.num_freeable(), lane.prompt_pages_to_come()
+    return Spare(
+        num_waiting=len(lane.waiting) + len(requests.unplaced),
+        num_freeable=min(freeable[group] for group in full),
+        num_kept=num_kept,
+        num_to_come=len(lane.running) + max(to_come[group] for group in full),
+        num_left=lane.promotions.num_returning() - num_matched,
+    )
+
+
 def lead_s(load_s: float) -> float:
     """How long before a session goes on its load begins, if that takes `load_s`."""
     return _LEAD_S + _LEAD_FACTOR * load_s
@@ -157,7 +170,7 @@ class EarlyLoads:
             return False
         if not self._choice.is_load_cheaper(self._bytes_of(num_l2_pages), num_l2_pages, now_s):
             return False
-        spare = self._spare(lane, match.num_pages, num_kept(lane.index))
+        spare = spare_of(lane, self._requests, match.num_pages, num_kept(lane.index))
         num_pages = num_early_pages(num_l2_pages, spare)
         if not num_pages or not self._load(lane, session, match, num_pages, now_s):
             self._full_until_s = now_s + _RETRY_S
@@ -174,17 +187,6 @@ class EarlyLoads:
         num_pages = session.chain.num_tokens // self._settings.page_size
         keys = session.chain.keys(num_pages)
         return find_prefix(self._settings, self._source.view.keys, match, keys, max_pages=num_pages)
-
-    def _spare(self, lane: Lane, num_matched: int, num_kept: int) -> Spare:
-        full = [group for group, reach in enumerate(self._settings.reaches) if reach is None]
-        freeable, to_come = lane.l1.num_freeable(), lane.prompt_pages_to_come()
-        return Spare(
-            num_waiting=len(lane.waiting) + len(self._requests.unplaced),
-            num_freeable=min(freeable[group] for group in full),
-            num_kept=num_kept,
-            num_to_come=len(lane.running) + max(to_come[group] for group in full),
-            num_left=lane.promotions.num_returning() - num_matched,
-        )
 
     def _bytes_of(self, num_pages: int) -> int:
         reaches = self._settings.reaches

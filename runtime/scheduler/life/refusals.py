@@ -10,6 +10,7 @@ import numpy as np
 
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.client import (
+    ExpectRequest,
     FailureKind,
     PrefetchPrompt,
     RequestFailure,
@@ -95,6 +96,15 @@ def refuse_prefetch(message: PrefetchPrompt, settings: SchedulerSettings) -> Req
         return _bad_parameter("keep_s", problem)
     wrong = _wrong_tokens("the prompt", message.token_ids, settings)
     return None if wrong is None else _bad(wrong)
+
+
+def is_sound_expectation(message: ExpectRequest, settings: SchedulerSettings) -> bool:
+    """Whether pages can be had ahead of a request that another engine begins."""
+    if not (settings.has_host_memory and settings.prefix_caching and settings.has_full):
+        return False
+    if not 0 < len(message.token_ids) < settings.max_model_len or not message.within_s > 0:
+        return False
+    return _wrong_tokens("the prompt", message.token_ids, settings) is None
 
 
 def is_sound_hint(hint: Retention) -> bool:

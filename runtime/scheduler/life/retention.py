@@ -59,7 +59,11 @@ class SessionRetention:
         # Without a hint nothing is expected at any time.
         if self._num_hints:
             self._advance_lanes()
-            self._returns.begin_due(lambda lane: self._keeps[lane].num_pages, now_s)
+            self._returns.begin_due(self.num_kept, now_s)
+
+    def num_kept(self, lane: int) -> int:
+        """The pages that a lane keeps by hints."""
+        return self._keeps[lane].num_pages
 
     def _advance_lanes(self) -> None:
         for lane in self._lanes:

@@ -11,6 +11,7 @@ from raydix.runtime.cache.radix_tree import Lock, Match
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.host import PageSource, Urgency
 from raydix.runtime.scheduler.life.admission import LookUpLost, Run
+from raydix.runtime.scheduler.life.arrivals import Arrivals
 from raydix.runtime.scheduler.life.early_loads import EarlyLoads, name_of
 from raydix.runtime.scheduler.life.explanations import Explanations
 from raydix.runtime.scheduler.life.facts import Coming
@@ -82,6 +83,16 @@ class Transitions:
         )
         self.retention = SessionRetention(
             settings, requests=requests, lanes=lanes, source=source, returns=returns
+        )
+        self.arrivals = Arrivals(
+            settings,
+            requests=requests,
+            lanes=lanes,
+            source=source,
+            choice=choice,
+            timers=timers,
+            num_kept=self.retention.num_kept,
+            load=self.load_reserved,
         )
 
     def advance(self, now_s: float) -> None:
@@ -173,6 +184,11 @@ class Transitions:
         self._ask_for_part(promotion)
         return True
 
+    def load_reserved(self, lane: Lane, promotion: Promotion, num_l2_pages: int) -> None:
+        """Load what L2 has by now of a request that another engine begins, if that is enough."""
+        if lane.promotions.begin_part(promotion, num_l2_pages):
+            self._ask_for_part(promotion)
+
     def _ask_for_part(self, promotion: Promotion) -> None:
         start = promotion.lock.num_pages
         stop = start + promotion.num_part_pages
@@ -180,11 +196,11 @@ class Transitions:
         promotion.wait_for(self._source.ask_lease(promotion, starts, stop))
 
     def publish_promoted(self, lane: Lane, promotion: Promotion, now_s: float) -> None:
-        """Publish what has been loaded ahead, for a request that waits or a session to come."""
+        """Publish what has been loaded ahead, for a request that waits or what is to come."""
         lane.promotions.publish(promotion, now_s)
         if promotion.returns is not None:
             self.retention.end_return(lane, promotion, promotion.returns)
-        else:
+        elif promotion.is_for_waiting_request:
             lane.waiting.wake(self._requests.living[promotion.request_id])
 
     def await_grammar(self, lane: Lane, request: RequestState) -> None:

@@ -2,6 +2,9 @@
 
 So is what L2 has of a session that is about to go on, as long as nobody waits: it goes first.
 
+And so is what another engine computes of a request that is to go on here. Room for all of it is
+taken beforehand, and the parts are loaded as that engine commits them.
+
 A promotion publishes each part in the tree once it is loaded, so that the request, when its wait
 ends, finds a longer match in L1. It holds a bounded share of L1 and gives way to whoever needs its
 pages.
@@ -12,12 +15,13 @@ is full the lookup has ended, all that has come goes on to L1, and the rest is l
 
 from raydix.ids import RequestId
 from raydix.runtime.cache.page_key import split_keys
-from raydix.runtime.cache.page_pools import PageIds
+from raydix.runtime.cache.page_pools import PageIds, no_pages
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import Lock
 from raydix.runtime.scheduler.pages.l1 import L1, duplicates
 from raydix.runtime.scheduler.pages.page_needs import PageCounts
 from raydix.runtime.scheduler.queue.waiting import WaitingQueue
+from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.request.returning import Returning
 from raydix.runtime.scheduler.request.transfers import Load, Promotion
@@ -35,7 +39,7 @@ def _min_part_pages(settings: SchedulerSettings) -> int:
 
 
 class Promotions:
-    """Owns: what is loaded ahead on one lane, for requests that wait and sessions to come."""
+    """Owns: what is loaded ahead on one lane, for requests that wait and what is to come."""
 
     def __init__(self, settings: SchedulerSettings, l1: L1, waiting: WaitingQueue) -> None:
         self._settings = settings
@@ -50,13 +54,18 @@ class Promotions:
 
     @property
     def names(self) -> list[RequestId]:
-        """The names of those with a promotion: requests and sessions."""
+        """The names of those with a promotion: requests, and what is to come."""
         return list(self._promotions)
 
     @property
     def names_of_requests(self) -> set[RequestId]:
-        """Requests with a promotion."""
-        return {each.request_id for each in self.all() if each.returns is None}
+        """Requests that wait here and have a promotion."""
+        return {each.request_id for each in self.all() if each.is_for_waiting_request}
+
+    @property
+    def reservations(self) -> list[Promotion]:
+        """The promotions for requests that other engines begin."""
+        return [each for each in self._promotions.values() if each.reserved is not None]
 
     @property
     def num_pages(self) -> int:
@@ -140,6 +149,38 @@ class Promotions:
             )
         )
 
+    def reserve(
+        self, name: RequestId, chain: Chain, lane: int, priority: int, lock: Lock, num_pages: int
+    ) -> bool:
+        """Take L1 pages for what is to come behind `lock` of a request that another engine begins.
+
+        True: the promotion has taken over `lock`. False: there is no room.
+        """
+        reserved = self._take_part(num_pages)
+        if reserved is None:
+            return False
+        self._promotions[name] = Promotion(
+            request_id=name,
+            chain=chain,
+            lane=lane,
+            priority=priority,
+            lock=lock,
+            part=no_pages(len(reserved)),
+            lease_id=None,
+            reserved=reserved,
+        )
+        return True
+
+    def begin_part(self, promotion: Promotion, num_l2_pages: int) -> bool:
+        """Take the next part of what is reserved, if L2 has enough of it for large copies."""
+        num_pages = min(num_l2_pages, promotion.num_reserved_pages)
+        is_last = num_pages == promotion.num_reserved_pages
+        if not num_pages or not (is_last or num_pages >= self._min_part_pages):
+            return False
+        promotion.take_part(num_pages)
+        self._waiting.lead(promotion.request_id, promotion.chain.key(promotion.lock.num_pages))
+        return True
+
     def _take_part(self, num_pages: int) -> PageIds | None:
         # Windows are few pages, and which of them are needed is known once the request runs.
         reaches = self._settings.reaches
@@ -180,7 +221,8 @@ class Promotions:
 
     def publish(self, promotion: Promotion, now_s: float) -> None:
         """Publish a part that is loaded as the prefix of all who want it."""
-        start, stop = promotion.lock.num_pages, promotion.num_pages
+        start = promotion.lock.num_pages
+        stop = start + promotion.num_part_pages
         insertion = self._l1.insert(
             promotion.chain,
             promotion.lock,
@@ -198,11 +240,11 @@ class Promotions:
         self._waiting.lead(promotion.request_id, None)
 
     def drop_part(self, promotion: Promotion) -> None:
-        """Give back the pages of a promotion's part that will not come; a session's ends."""
-        if promotion.returns is not None:
-            self.end(promotion.request_id)
-        else:
+        """Give back the pages of a promotion's part that will not come; what is to come ends."""
+        if promotion.is_for_waiting_request:
             self._drop_part(promotion)
+        else:
+            self.end(promotion.request_id)
 
     def _drop_part(self, promotion: Promotion) -> None:
         self._l1.release(promotion.drop_part())
@@ -217,6 +259,7 @@ class Promotions:
         promotion = self._promotions.pop(name, None)
         if promotion is not None:
             self._drop_part(promotion)
+            self._l1.release(promotion.drop_reserved())
             self._l1.withdraw(promotion.lock)
 
     def give_way(self, num_pages: PageCounts) -> None:

@@ -359,7 +359,7 @@ class Lane:
 
     def _num_private_pages(self, group: int) -> int:
         """Pages of a group that requests and promotions hold and the tree does not."""
-        private = sum(len(promotion.part[group]) for promotion in self.promotions.all())
+        private = sum(each.num_private_pages(group) for each in self.promotions.all())
         for request in self.running.values():
             private += request.table.num_held_from(request.num_held_pages)[group]
             private += len(request.unhealed[group])

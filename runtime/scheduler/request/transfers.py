@@ -117,8 +117,9 @@ class Backup(Transfer):
 class Promotion:
     """What has come to L2 goes on to L1, one part at a time.
 
-    It is for a request that waits for more, or for a session that is about to go on, which gets
-    one part. `lock` keeps in L1 what is matched there. It gives way to whoever needs its pages.
+    It is for a request that waits for more, for a session that is about to go on, which gets one
+    part, or for a request that another engine begins. `lock` keeps in L1 what is matched there. It
+    gives way to whoever needs its pages.
     """
 
     request_id: RequestId
@@ -127,6 +128,10 @@ class Promotion:
     priority: int
     returns: EndUse | None = None
     """The session that is about to go on; None: it is for a request."""
+    reserved: PageIds | None = None
+    """The GPU pages for all that is yet to come of a request that another engine begins; None: it
+    is for no such request.
+    """
     lock: Lock
     part: PageIds
     """The GPU pages of the part that is on its way; none between two parts."""
@@ -138,7 +143,22 @@ class Promotion:
     @property
     def num_pages(self) -> int:
         """The number of L1 pages that the promotion keeps."""
-        return self.lock.num_pages + self.num_part_pages
+        return self.lock.num_pages + self.num_part_pages + self.num_reserved_pages
+
+    @property
+    def num_reserved_pages(self) -> int:
+        """Pages that are kept for parts that are not on their way yet."""
+        return 0 if self.reserved is None else num_pages_of(self.reserved)
+
+    def num_private_pages(self, group: int) -> int:
+        """Pages of a KV group that are kept for it and are not in the tree."""
+        num_reserved = 0 if self.reserved is None else len(self.reserved[group])
+        return len(self.part[group]) + num_reserved
+
+    @property
+    def is_for_waiting_request(self) -> bool:
+        """Whether a request waits for it here."""
+        return self.returns is None and self.reserved is None
 
     @property
     def num_part_pages(self) -> int:
@@ -160,11 +180,30 @@ class Promotion:
         """Note that HostMemory is asked for a lease on the host pages of the part."""
         self.lease_id = lease_id
 
+    def take_part(self, num_pages: int) -> None:
+        """Let the first of the reserved pages be those of the next part."""
+        assert self.reserved is not None, "pages are reserved for it"
+        assert not self.num_part_pages, "one part is on its way at a time"
+        self.part = pages_between(self.reserved, 0, num_pages)
+        self.reserved = pages_between(self.reserved, num_pages)
+
     def wait_for_load(self, load: Load) -> PageIds:
-        """Wait for the load of the leased first pages; returns the pages that are not leased."""
+        """Wait for the load of the leased first pages; returns the pages that are not leased.
+
+        What is reserved stays reserved.
+        """
         surplus = pages_between(self.part, load.num_pages)
         self.part, self.lease_id, self.load = load.page_ids, None, load
-        return surplus
+        if self.reserved is None:
+            return surplus
+        pairs = zip(surplus, self.reserved, strict=True)
+        self.reserved = tuple([np.concatenate(pair) for pair in pairs])
+        return no_pages(len(surplus))
+
+    def drop_reserved(self) -> PageIds:
+        """Keep no pages for parts to come; returns those that were kept."""
+        reserved, self.reserved = self.reserved, None
+        return no_pages(len(self.part)) if reserved is None else reserved
 
     def drop_part(self) -> PageIds:
         """Forget a part that will not come, or is in the tree; returns the pages kept for it."""

@@ -10,7 +10,15 @@ from raydix.ids import RequestId
 from raydix.runtime.api.request_options import RequestOptions
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.config.policies import EngineRole
-from raydix.runtime.messages.client import FailureKind, FinishReason, RetainSession, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    ExpectRequest,
+    FailureKind,
+    FinishReason,
+    RetainSession,
+    SubmitRequest,
+)
+from raydix.runtime.messages.line import Line
 from raydix.runtime.messages.retention import Retention, RetentionKind
 from tests.runtime.api.fake_engine import FakeLink, delta, failed
 from tests.runtime.api.small_client import collect, turns
@@ -83,6 +91,71 @@ async def test_what_a_hand_over_took_is_counted_from_its_first_token_to_its_seco
     told.links["b"].deliver(delta("r", [7], finished=FinishReason.LENGTH))
     await end_of(task)
     assert told.figures.hand_over.figure()["sum"] == pytest.approx(2.0)
+
+
+def expected(link: FakeLink) -> list[ExpectRequest]:
+    return link.sent_of(ExpectRequest)
+
+
+def taken_back(link: FakeLink) -> list[int]:
+    return [each.asking for each in link.sent_of(AbortRequest)]
+
+
+async def test_the_next_engine_is_foretold_a_request_and_knows_it_when_it_comes(told):
+    task = await begin(told)
+    [first], [foretold] = asked(told.links["a"]), expected(told.links["b"])
+    assert (foretold.token_ids.tolist(), foretold.within_s > 10) == (PROMPT, True)
+    assert not expected(told.links["a"])
+    await hand_over(told)
+    [rest] = asked(told.links["b"])
+    assert (first.expected_as, rest.expected_as) == (None, foretold.asking)
+    told.links["b"].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    await end_of(task)
+    assert not taken_back(told.links["b"])
+
+
+async def test_an_engine_that_would_pull_the_pages_is_foretold_nothing(told):
+    await told.tell("b", report=replace(DECODE, l2="other", pull=Line(0.0, 0.0)))
+    task = await begin(told)
+    assert asked(told.links["a"])[0].goes_on_elsewhere
+    assert not expected(told.links["b"])
+    task.cancel()
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.ABORT])
+async def test_what_ends_with_its_first_engine_is_expected_nowhere(told, reason):
+    task = await begin(told)
+    told.links["a"].deliver(delta("r", [5], finished=reason))
+    await end_of(task)
+    [foretold] = expected(told.links["b"])
+    assert taken_back(told.links["b"]) == [foretold.asking]
+
+
+async def test_what_is_computed_whole_after_a_death_is_not_expected_besides(told):
+    task = await begin(told)
+    told.links["a"].break_off()
+    await turns()
+    [foretold] = expected(told.links["b"])
+    assert taken_back(told.links["b"]) == [foretold.asking]
+    [whole] = asked(told.links["b"])
+    assert whole.expected_as is None
+    told.links["b"].deliver(delta("r", [5, 6], finished=FinishReason.LENGTH))
+    await end_of(task)
+
+
+async def test_a_later_asking_of_the_same_name_is_expected_on_while_the_former_ends(told):
+    told.client.abort("r")
+    former = await begin(told)
+    [before] = asked(told.links["a"])
+    told.client.abort("r")
+    later = await begin(told)
+    told.links["a"].deliver(replace(delta("r", finished=FinishReason.ABORT), asking=before.asking))
+    await turns()
+    assert [each.asking for each in expected(told.links["b"])][-1] not in taken_back(
+        told.links["b"]
+    )
+    for task in (former, later):
+        task.cancel()
 
 
 async def test_callers_see_the_first_token_before_the_hand_over(told):
