@@ -1,31 +1,41 @@
-"""What each eviction policy of L1 finds of traces and of made-up workloads, beside MIN.
+"""What each eviction policy of L1 and each scheduling policy is worth, on traces and workloads.
 
     python -m benchmarks.policies
+    python -m benchmarks.policies --part queue      # eviction, queue or times alone
 
-The quick depth: the tree of L1 alone, one request after another, whole blocks. Sizes are blocks of
-512 tokens; of a made-up workload L1 holds a twentieth and a fifth of all its blocks. The default
-policy may be no more than 0.3 points below any other one on average, as long as it is one for all.
-`reuse` has bars of its own: what it finds of the conversation trace, what it may lose to LRU
-anywhere, and the time that it takes.
+Eviction, at the quick depth: the tree of L1 alone, one request after another, whole blocks, beside
+MIN. Sizes are blocks of 512 tokens; of a made-up workload L1 holds a twentieth and a fifth of all
+its blocks. The default policy may be no more than 0.3 points below any other one on average, as
+long as it is one for all. `reuse` has bars of its own: what it finds of the conversation trace,
+what it may lose to LRU anywhere, and the time that it takes.
+
+The queue, at the timed depth: an engine of one H200 and the first requests of the conversation
+trace, at 0.7 and 1.1 of what it can do. No policy may let a request wait more than three times as
+long as the longest wait under `fcfs`. Equal seeds give equal figures,
+however many processes share the work.
 """
 
 import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.records.command_line import add_results, make_parser, run
+from benchmarks.cores.queue_loads import LOADS, QueueRun, capacity_of, run_queue
+from benchmarks.records.command_line import add_results, count, make_parser, run
 from benchmarks.records.record import Figure, report
 from raydix.runtime.cache.page_key import KEY_BYTES, root_key
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import Segment
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.cache.reuse_chances import ReuseChances, kind_of
-from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.config.policies import EvictionPolicy, SchedulingPolicy
 from raydix.runtime.foresight.plan.limits import chains_of, min_blocks
 from raydix.runtime.foresight.plan.quick import TreeTier
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest, read_trace
@@ -44,19 +54,32 @@ MIN_REUSE = {2_000: 9.0, 5_000: 14.0}
 MAX_VICTIM_US = 15.0
 MAX_TOUCH_US = 3.0
 TOUCHES_PER_REQUEST = 4
+MAX_LONGEST_WAIT = 3.0
+"""The longest wait under any scheduling policy, as a multiple of that under `fcfs`."""
+QUEUE_TRACE = "conversation"
+PART_NAMES = ("eviction", "queue", "times")
 
 
-def cases() -> Iterator[tuple[str, list[TraceRequest], tuple[int, ...]]]:
-    """Each trace, with the sizes at which it is replayed."""
+@lru_cache(maxsize=1)
+def requests_of(name: str) -> Sequence[TraceRequest]:
+    """The requests of a trace or a made-up workload."""
+    if name in WORKLOADS:
+        return make_trace(WORKLOADS[name], SEED)
+    return read_trace(TRACES / f"{name}.jsonl.gz")
+
+
+def cases() -> Iterator[tuple[str, int]]:
+    """Each trace and workload with each size at which it is replayed."""
     for name, sizes in SIZES.items():
-        yield name, read_trace(TRACES / f"{name}.jsonl.gz"), sizes
-    for name, shape in WORKLOADS.items():
-        requests = make_trace(shape, SEED)
-        num_blocks = len({block for each in requests for block in each.blocks})
-        yield name, requests, tuple(int(part * num_blocks) for part in PARTS)
+        yield from ((name, num_blocks) for num_blocks in sizes)
+    for name in WORKLOADS:
+        num_all = len({block for each in requests_of(name) for block in each.blocks})
+        yield from ((name, int(part * num_all)) for part in PARTS)
 
 
-def found_percent(requests: list[TraceRequest], num_blocks: int, policy: EvictionPolicy) -> float:
+def found_percent(
+    requests: Sequence[TraceRequest], num_blocks: int, policy: EvictionPolicy
+) -> float:
     """What L1 has of the prompts' tokens."""
     tier = TreeTier(num_blocks, policy)
     num_hits = 0
@@ -66,40 +89,70 @@ def found_percent(requests: list[TraceRequest], num_blocks: int, policy: Evictio
     return 100 * num_hits * BLOCK_TOKENS / sum(each.num_tokens for each in requests)
 
 
-def measure() -> Iterator[Figure]:
+def found_at(case: tuple[str, int]) -> tuple[dict[EvictionPolicy, float], float]:
+    """What each policy finds in a case, and what MIN does."""
+    name, num_blocks = case
+    requests = requests_of(name)
+    row = {policy: found_percent(requests, num_blocks, policy) for policy in EvictionPolicy}
+    chains = chains_of(requests, with_partial=False)
+    num_tokens = sum(request.num_tokens for request in requests)
+    return row, 100 * BLOCK_TOKENS * sum(min_blocks(chains, num_blocks)) / num_tokens
+
+
+def measure_eviction(pool: ProcessPoolExecutor) -> Iterator[Figure]:
     """Every policy in every case, then what LRU lacks on average of the best other one."""
     sums: dict[EvictionPolicy, float] = defaultdict(float)
-    num_cases, lost_by_reuse = 0, 0.0
-    for name, requests, sizes in cases():
-        num_tokens = sum(request.num_tokens for request in requests)
-        chains = chains_of(requests, with_partial=False)
-        for num_blocks in sizes:
-            num_cases += 1
-            row = {}
-            for policy in EvictionPolicy:
-                row[policy] = found_percent(requests, num_blocks, policy)
-                sums[policy] += row[policy]
-            lost_by_reuse = max(lost_by_reuse, row[EvictionPolicy.LRU] - row[EvictionPolicy.REUSE])
-            best = 100 * BLOCK_TOKENS * sum(min_blocks(chains, num_blocks)) / num_tokens
-            text = "  ".join(f"{policy} {value:.2f}" for policy, value in row.items())
-            print(f"{name} {num_blocks}: {text}  MIN {best:.2f}", file=sys.stderr, flush=True)
-            for policy, value in row.items():
-                is_bar = policy is EvictionPolicy.REUSE and name == "conversation"
-                yield Figure(
-                    name=f"{name}_{num_blocks}_{policy}",
-                    value=value,
-                    unit="%",
-                    min_value=MIN_REUSE.get(num_blocks) if is_bar else None,
-                    baseline=best,
-                    baseline_name="MIN",
-                )
-    lost = max(sums.values()) - sums[EvictionPolicy.LRU]
-    yield Figure(
-        name="lost_by_lru", value=lost / num_cases, unit="points on average", max_value=MAX_LOSS
-    )
+    all_cases, lost_by_reuse = [*cases()], 0.0
+    for (name, num_blocks), (row, best) in zip(
+        all_cases, pool.map(found_at, all_cases), strict=True
+    ):
+        lost_by_reuse = max(lost_by_reuse, row[EvictionPolicy.LRU] - row[EvictionPolicy.REUSE])
+        text = "  ".join(f"{policy} {value:.2f}" for policy, value in row.items())
+        print(f"{name} {num_blocks}: {text}  MIN {best:.2f}", file=sys.stderr, flush=True)
+        for policy, value in row.items():
+            sums[policy] += value
+            is_bar = policy is EvictionPolicy.REUSE and name == "conversation"
+            yield Figure(
+                name=f"{name}_{num_blocks}_{policy}",
+                value=value,
+                unit="%",
+                min_value=MIN_REUSE.get(num_blocks) if is_bar else None,
+                baseline=best,
+                baseline_name="MIN",
+            )
+    lost = (max(sums.values()) - sums[EvictionPolicy.LRU]) / len(all_cases)
+    yield Figure(name="lost_by_lru", value=lost, unit="points on average", max_value=MAX_LOSS)
     yield Figure(
         name="lost_by_reuse", value=lost_by_reuse, unit="points at most", max_value=MAX_LOSS
     )
+
+
+def measure_queue(pool: ProcessPoolExecutor, num_requests: int) -> Iterator[Figure]:
+    """Every scheduling policy below and above capacity: hits, times to the first token."""
+    trace = requests_of(QUEUE_TRACE)[:num_requests]
+    capacity = pool.submit(capacity_of, trace).result()
+    yield Figure(name="queue_capacity", value=capacity, unit="requests/s")
+    runs = [
+        QueueRun(policy=policy, load=load, capacity=capacity)
+        for load in LOADS
+        for policy in SchedulingPolicy
+    ]
+    longest_s: dict[float, float] = {}
+    outcomes = pool.map(run_queue, runs, [trace] * len(runs))
+    for each, outcome in zip(runs, outcomes, strict=True):
+        # The first policy of each load is `fcfs`.
+        most_s = MAX_LONGEST_WAIT * longest_s.setdefault(each.load, outcome.longest_s)
+        print(
+            f"load {each.load} {each.policy}: hits {outcome.hit_percent:.2f} %, first token p50 "
+            f"{outcome.p50_s:.2f} s, p90 {outcome.p90_s:.2f} s, longest {outcome.longest_s:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        name = f"queue_{each.load}_{each.policy}"
+        yield Figure(name=f"{name}_hits", value=outcome.hit_percent, unit="%")
+        yield Figure(name=f"{name}_ttft_p50", value=outcome.p50_s, unit="s")
+        yield Figure(name=f"{name}_ttft_p90", value=outcome.p90_s, unit="s")
+        yield Figure(name=f"{name}_longest", value=outcome.longest_s, unit="s", max_value=most_s)
 
 
 def time_reuse() -> Iterator[Figure]:
@@ -139,13 +192,29 @@ def time_reuse() -> Iterator[Figure]:
     yield Figure(name="reuse_victim", value=victim_us, unit="us", max_value=MAX_VICTIM_US)
 
 
+def measure(parts: Sequence[str], num_processes: int, num_requests: int) -> Iterator[Figure]:
+    """The parts that are asked for; times are taken while nothing else runs."""
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        if "eviction" in parts:
+            yield from measure_eviction(pool)
+        if "queue" in parts:
+            yield from measure_queue(pool, num_requests)
+    if "times" in parts:
+        yield from time_reuse()
+
+
 def main() -> int:
     """Returns 1 if a bar is not met."""
     parser = make_parser(__doc__)
+    parser.add_argument("--part", choices=PART_NAMES, help="this part alone")
+    parser.add_argument("--processes", type=count, default=2, help="run side by side")
+    parser.add_argument("--requests", type=count, default=600, help="of the queue, the first ones")
     add_results(parser, help="folder for the record", default=None)
     arguments = parser.parse_args()
-    config = {"seed": SEED, "depth": "quick"}
-    return report("policies", config, [*measure(), *time_reuse()], keep_in=arguments.results)
+    parts = PART_NAMES if arguments.part is None else (arguments.part,)
+    config = {"seed": SEED, "parts": parts, "queue_requests": arguments.requests}
+    figures = [*measure(parts, arguments.processes, arguments.requests)]
+    return report("policies", config, figures, keep_in=arguments.results)
 
 
 if __name__ == "__main__":
