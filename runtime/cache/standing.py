@@ -67,6 +67,10 @@ class Over:
 
 
 Standing = Idle | InUse | Away | Kept | Over
+GROWING = (InUse, Away)
+"""The standings that count as used later while time passes; a tuple, as L2 asks for each victim."""
+HINTED = (Away, Kept, Over)
+"""The standings that a hint gives."""
 
 
 def standing_after(retention: Retention, now_s: float) -> Standing:

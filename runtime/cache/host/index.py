@@ -166,12 +166,9 @@ class HostIndex:
             page_id = free.pop()
             # Its slab may have gone to another group since. Such pages stay in the list, as nothing
             # can be taken out of its middle; unlike a dict it grows to a million without a pause.
-            if self._is_free(page_id, group):
+            if self._pages.is_free(page_id, group):
                 return page_id
         return None
-
-    def _is_free(self, page_id: HostPageId, group: int) -> bool:
-        return self.state(page_id) is HostPageState.FREE and self._pages.group_of(page_id) == group
 
     def publish(self, page_id: HostPageId, key: PageKey) -> bool:
         """Make a FILLING page READY and the most recently used one.
@@ -340,7 +337,7 @@ class HostIndex:
 
         num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
         evictable = list(map(HostPageId, self._evictable.items(group)))
-        free = {page_id for page_id in pages.free if self._is_free(page_id, group)}
+        free = {page_id for page_id in pages.free if self._pages.is_free(page_id, group)}
         figures = {
             "free": (counts[HostPageState.FREE], len(free)),
             "ready": (counts[HostPageState.READY], len(pages.ready)),

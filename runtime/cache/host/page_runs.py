@@ -24,7 +24,8 @@ from raydix.runtime.cache.host.page_run import (
 )
 from raydix.runtime.cache.sorted_entries import SortedEntries
 from raydix.runtime.cache.standing import (
-    Away,
+    GROWING,
+    HINTED,
     Idle,
     InUse,
     Kept,
@@ -65,8 +66,7 @@ class PageRuns:
         """Per group, the run that came last, if it takes in the next page by itself."""
         self._of_user: dict[UserId, dict[PageRun, None]] = {}
         """The runs that a user has alone, and those that it used last: a set in order."""
-        self._last_ticket = 0
-        self._first_ticket = 0
+        self._last_ticket = self._first_ticket = 0
 
     def __contains__(self, page: int) -> bool:
         return self._run_of[page] != _NOWHERE
@@ -84,7 +84,7 @@ class PageRuns:
         while (entry := self._orders[group].first()) is not None:
             run = entry[2]
             # Its key may have grown since; none shrinks, so nothing behind it has come before it.
-            if isinstance(run.standing, InUse | Away) and self._key(run, now_s) != entry[0]:
+            if isinstance(run.standing, GROWING) and self._key(run, now_s) != entry[0]:
                 self._place(run, run.standing, now_s, entry[1])
                 continue
             while self._run_of[run.pages[run.start]] != run.number:
@@ -271,7 +271,7 @@ class PageRuns:
         return [
             HintedPages(run.group, pages[numbers == run.number], run.reader, run.standing)
             for run in found
-            if run.reader and isinstance(run.standing, Away | Kept | Over)
+            if run.reader and isinstance(run.standing, HINTED)
         ]
 
     def _runs_of(self, user: UserId) -> list[PageRun]:

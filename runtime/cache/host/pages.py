@@ -96,6 +96,11 @@ class HostPages:
             and self._generations[page_id] == generation
         )
 
+    def is_free(self, page_id: HostPageId, group: int) -> bool:
+        """Whether the page is FREE, in a slab of this group."""
+        is_free = self._states[page_id] == HostPageState.FREE
+        return is_free and self._slabs.group_of(page_id) == group
+
     def ready_pages(self, start: int, max_pages: int) -> list[HostPageId]:
         """The first READY pages with ids from `start` on, `max_pages` if there are so many."""
         pages: list[HostPageId] = []
