@@ -44,7 +44,7 @@ def walk(grammar: Grammar, seed: int, max_tokens: int = 4000) -> bytes | None:
     words = np.zeros(vocabulary.num_words, dtype=np.int32)
     text = b""
     for _ in range(max_tokens):
-        matcher.fill(words)
+        vocabulary.fill([matcher], words.reshape(1, -1))
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(_WORDS)]
         allowed = np.flatnonzero(bits).tolist()
         assert allowed, f"nothing may follow {text!r}"

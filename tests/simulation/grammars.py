@@ -18,7 +18,7 @@ from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.messages.grammar import Grammar, GrammarChanges, GrammarKind
 from raydix.runtime.messages.plan import StepPlan, StepResult
-from raydix.runtime.model.grammars.matcher import Words
+from raydix.runtime.model.grammars.matcher import Matcher, Words
 from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
 from raydix.runtime.scheduler import events
 from tests.simulation.modelled_tokens import VOCABULARY, next_token, prefix_hashes
@@ -53,6 +53,7 @@ class ModelledMatcher:
         self._state = zlib.crc32(f"{self._state} {token_id}".encode())
 
     def fill(self, words_W: Words) -> None:
+        """Set the bits of the tokens that may follow, in the time that it takes."""
         self._work(self._mask_s)
         words_W[0] = sum(1 << token for token in self.allowed())
 
@@ -89,6 +90,11 @@ class ModelledLibrary:
     def matcher(self, key: GrammarKey, token_ids: Sequence[int]) -> ModelledMatcher:
         return ModelledMatcher(self._texts[key], token_ids, self._work)
 
+    def fill(self, matchers: Sequence[Matcher], words_MW: Words) -> None:
+        for matcher, words_W in zip(matchers, words_MW, strict=True):
+            assert isinstance(matcher, ModelledMatcher)
+            matcher.fill(words_W)
+
 
 class RankGrammars:
     """What a modelled rank samples by: the real matchers of slots, of modelled grammars."""
@@ -114,9 +120,9 @@ class RankGrammars:
         token = NO_TOKEN if prefix_hash is None else next_token(prefix_hash)
         if slot not in self._slots:
             return token
-        words = np.zeros(1, dtype=np.int32)
-        self._matchers.fill(slot, position, words)
-        allowed = [token for token in range(VOCABULARY) if words[0] >> token & 1]
+        words_MW = np.empty((1, 1), dtype=np.int32)
+        self._matchers.fill([slot], [position], words_MW)
+        allowed = [token for token in range(VOCABULARY) if words_MW[0, 0] >> token & 1]
         if prefix_hash is not None:
             token = chosen(allowed, prefix_hash)
         self._matchers.note_sampled(np.array([slot]), np.array([position]), lambda row: token)

@@ -93,15 +93,15 @@ class Compiler:
     def _try(self, content: bytes) -> None:
         """Follow the grammar for some tokens. Raises BadRequest if it is slow, or allows none."""
         matcher = self._vocabulary.matcher(content)
-        words = np.zeros(self._vocabulary.num_words, dtype=np.int32)
+        words_MW = np.zeros((1, self._vocabulary.num_words), dtype=np.int32)
         draw = np.random.default_rng(0)
         began_s = time.process_time()
         num_tokens = 0
         for _ in range(_TRIED_TOKENS):
             if matcher.is_over:
                 break
-            matcher.fill(words)
-            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            self._vocabulary.fill([matcher], words_MW)
+            bits = np.unpackbits(words_MW[0].view(np.uint8), bitorder="little")
             allowed = np.flatnonzero(bits[: self._vocabulary.info.vocab_size])
             if not len(allowed):
                 raise BadRequest("has a grammar after which no token of the model may come")

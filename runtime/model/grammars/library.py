@@ -2,27 +2,29 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
 
 from raydix.errors import AccountingError
 from raydix.ids import GrammarKey
 from raydix.runtime.messages.grammar import GrammarChanges
 from raydix.runtime.model.grammars.matcher import Matcher, Words
-from raydix.runtime.model.grammars.vocabulary import ReadGrammar, Vocabulary
+from raydix.runtime.model.grammars.vocabulary import ReadGrammar, Vocabulary, XgrammarMatcher
 
 
 class _ComingMatcher:
     """A `Matcher` that another thread is making; whoever uses it waits for that."""
 
-    def __init__(self, made: "Future[Matcher]") -> None:
+    def __init__(self, made: "Future[XgrammarMatcher]") -> None:
         self._made = made
+
+    @property
+    def made(self) -> XgrammarMatcher:
+        """The matcher itself."""
+        return self._made.result()
 
     def advance(self, token_id: int) -> None:
         """Take the next token of the output."""
-        self._made.result().advance(token_id)
-
-    def fill(self, words_W: Words) -> None:
-        """Set the bits of the tokens that may come next, and of no other."""
-        self._made.result().fill(words_W)
+        self.made.advance(token_id)
 
 
 class ReadGrammars:
@@ -57,6 +59,12 @@ class ReadGrammars:
         return _ComingMatcher(
             self._thread.submit(lambda: vocabulary.result().matcher_of(grammar.result(), token_ids))
         )
+
+    def fill(self, matchers: Sequence[Matcher], words_MW: Words) -> None:
+        """Set in each matcher's row the bits of the tokens that may come next, and of no other."""
+        if matchers:
+            made = [cast(_ComingMatcher, each).made for each in matchers]
+            self._known_vocabulary().result().fill(made, words_MW)
 
     def _known_vocabulary(self) -> "Future[Vocabulary]":
         if self._vocabulary is None:

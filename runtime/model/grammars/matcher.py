@@ -1,6 +1,6 @@
 """A matcher: which tokens may follow the output so far, by its grammar.
 
-Legend: W words of 32 bits, one bit for each token of the vocabulary.
+Legend: M matchers, W words of 32 bits, one bit for each token of the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,6 @@ class Matcher(Protocol):
     def advance(self, token_id: int) -> None:
         """Take the next token of the output."""
 
-    def fill(self, words_W: Words) -> None:
-        """Set the bits of the tokens that may come next, and of no other.
-
-        All of them behind the end of the grammar: what is sampled there is thrown away.
-        """
-
 
 class GrammarLibrary(Protocol):
     """The grammars that a rank has been sent."""
@@ -36,3 +30,10 @@ class GrammarLibrary(Protocol):
 
     def matcher(self, key: GrammarKey, token_ids: Sequence[int]) -> Matcher:
         """A matcher behind these tokens of an output. Others may be waited for when it is used."""
+
+    def fill(self, matchers: Sequence[Matcher], words_MW: Words) -> None:
+        """Set in each matcher's row the bits of the tokens that may come next, and of no other.
+
+        `matchers` are of this library. All bits are set behind the end of a grammar: what is
+        sampled there is thrown away. What the rows held before has no part in it.
+        """

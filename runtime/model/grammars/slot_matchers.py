@@ -7,7 +7,7 @@ made while they run.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ MAX_TOKEN_S = 0.002
 of all other requests wait for it. A mask takes some microseconds; what a grammar that can be read
 in many ways takes grows with the output.
 """
+USUAL_MASK_S = 15e-6
+"""What a mask takes on a slow host."""
 TokenOf = Callable[[int], int]
 """The token that a step has sampled in its row of this index; waits for it."""
 
@@ -52,10 +54,10 @@ class _SlotMatcher:
             )
         self._sampled.append((token_of, row))
 
-    def fill(self, position: int, words_W: Words) -> bool:
-        """Set the bits of the tokens that may stand at this output position.
+    def advance_to(self, position: int) -> Matcher | None:
+        """The matcher behind the tokens before this output position; None if one of them is none.
 
-        Returns whether that has taken too long by now.
+        It waits for the tokens that steps have sampled.
         """
         token_ids = [token_of(row) for token_of, row in self._sampled]
         self._sampled.clear()
@@ -66,16 +68,16 @@ class _SlotMatcher:
             if not self._is_void:
                 self._matcher.advance(token_id)
             self._num_matched += 1
+        self._spare_s += MAX_TOKEN_S * len(token_ids) - (self._thread_time() - began_s)
         if position != self._num_matched:
             raise AccountingError(
                 f"the mask of output token {position} is wanted behind {self._num_matched} tokens"
             )
+        return None if self._is_void else self._matcher
 
-        if self._is_void:
-            words_W.fill(-1)
-        else:
-            self._matcher.fill(words_W)
-        self._spare_s += MAX_TOKEN_S * len(token_ids) - (self._thread_time() - began_s)
+    def is_slow_after(self, mask_s: float) -> bool:
+        """Whether its tokens and masks, of which the last took so long, take too long by now."""
+        self._spare_s -= mask_s
         return self._spare_s < 0
 
 
@@ -120,15 +122,49 @@ class SlotMatchers:
             if (matcher := self._of_slot.get(slot)) is not None:
                 matcher.note(position, token_of, row)
 
-    def fill(self, slot: int, position: int, words_W: Words) -> None:
-        """Set the bits of the tokens that may stand at this output position of a slot's request."""
-        matcher = self._of_slot.get(slot)
-        if matcher is None:
-            # Before there are clients no grammar is there.
-            words_W.fill(-1)
-            words_W[0] = np.int32(-2)
-        elif matcher.fill(position, words_W):
-            self._slow_slots.add(slot)
+    def fill(self, slots: Sequence[int], positions: Sequence[int], words_MW: Words) -> None:
+        """Set in each row the bits of the tokens that may stand at an output position of a slot."""
+        rows: list[int] = []
+        asked: list[_SlotMatcher] = []
+        ready: list[Matcher] = []
+        for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+            owner = self._of_slot.get(slot)
+            matcher = None if owner is None else owner.advance_to(position)
+            if owner is not None and matcher is not None:
+                rows.append(row)
+                asked.append(owner)
+                ready.append(matcher)
+                continue
+            words_MW[row] = -1
+            if owner is None:
+                # Before there are clients no grammar is there.
+                words_MW[row, 0] = np.int32(-2)
+
+        if len(rows) == len(words_MW):
+            spent_s = self._fill_all(ready, words_MW)
+        else:
+            words_RW = np.empty((len(rows), words_MW.shape[1]), dtype=np.int32)
+            spent_s = self._fill_all(ready, words_RW)
+            words_MW[rows] = words_RW
+        for row, owner, mask_s in zip(rows, asked, spent_s, strict=True):
+            if owner.is_slow_after(mask_s):
+                self._slow_slots.add(slots[row])
+
+    def _fill_all(self, matchers: list[Matcher], words_MW: Words) -> list[float]:
+        """Fill a row for each, and return the seconds that each has taken."""
+        began_s = self._thread_time()
+        self._library.fill(matchers, words_MW)
+        all_s = self._thread_time() - began_s
+        if len(matchers) < 2 or all_s <= MAX_TOKEN_S + USUAL_MASK_S * len(matchers):
+            return [all_s / len(matchers) for _ in matchers]
+
+        # Somebody may be slow, and each by itself shows who.
+        spent_s = []
+        for row, matcher in enumerate(matchers):
+            began_s = self._thread_time()
+            self._library.fill([matcher], words_MW[row : row + 1])
+            spent_s.append(self._thread_time() - began_s)
+        return spent_s
 
     def take_slow_slots(self) -> list[int]:
         """The slots whose masks have taken too long since this was last asked."""

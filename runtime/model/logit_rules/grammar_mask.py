@@ -40,9 +40,10 @@ class GrammarMask:
             return None
         rows_M = np.array([*block.asked], dtype=np.int64)
         num_words = -(-block.vocab_size // _WORD_BITS)
-        words_MW = np.zeros((len(rows_M), num_words), dtype=np.int32)
-        for words_W, row in zip(words_MW, block.asked, strict=True):
-            self._matchers.fill(int(block.slots[row]), int(block.positions[row]), words_W)
+        words_MW = np.empty((len(rows_M), num_words), dtype=np.int32)
+        self._matchers.fill(
+            block.slots[rows_M].tolist(), block.positions[rows_M].tolist(), words_MW
+        )
         return {"rows_M": rows_M, "words_MW": words_MW}
 
     def apply(

@@ -11,7 +11,7 @@ from raydix.ids import GrammarKey
 from raydix.runtime.messages.grammar import GrammarChanges
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.model.checkpoint.checkpoint import load_model
-from raydix.runtime.model.grammars.matcher import Words
+from raydix.runtime.model.grammars.matcher import Matcher, Words
 from raydix.runtime.model.grammars.slot_matchers import SlotMatchers
 from tests.runtime.model.steps.plan_driver import PlanDriver
 from tests.runtime.model.steps.uncaptured_steps import without_graphs
@@ -48,6 +48,11 @@ class Library:
 
     def matcher(self, key: GrammarKey, token_ids: Sequence[int]) -> Follows:
         return Follows(token_ids)
+
+    def fill(self, matchers: Sequence[Matcher], words_MW: Words) -> None:
+        for matcher, words_W in zip(matchers, words_MW, strict=True):
+            assert isinstance(matcher, Follows)
+            matcher.fill(words_W)
 
 
 def driver_on(device: str, checkpoint: Path, *, is_captured: bool) -> PlanDriver:
