@@ -44,6 +44,8 @@ class Faults:
     """Every batch from another node takes so much longer."""
     bad_pull_fraction: float = 0.0
     """The part of pages that are damaged on their way from another node."""
+    leased_fraction: float = 0.0
+    """The part of batches that another node does not send, but leases to whoever reads them."""
     linger_s: float = 0.100
     """A killed process may go on copying for so long after its links have closed."""
     last_copy_s: float = 0.0

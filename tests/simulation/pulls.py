@@ -45,7 +45,24 @@ class SentPages:
     pages: tuple[SentPage | None, ...]
 
 
-FromOther = ObjectsDone | MirrorUpdate | SentPages
+@dataclass(frozen=True, slots=True)
+class LeasedPages:
+    """Where another node has the pages of a batch, to be read; None for a page that it lacks."""
+
+    batch_id: BatchId
+    page_ids: tuple[int | None, ...]
+    checksums: tuple[int | None, ...]
+    """What was computed of each page when it was leased."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagesRead:
+    """The reader needs the leased pages of a batch no more."""
+
+    batch_id: BatchId
+
+
+FromOther = ObjectsDone | MirrorUpdate | SentPages | LeasedPages
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +85,8 @@ class Pulls:
         self._host, self._node, self._world = host, node, node.world
         self._peers: dict[ConnectionId, _PeerLink] = {}
         self._readers: dict[ConnectionId, Link] = {}
+        self._leases: set[tuple[ConnectionId, BatchId]] = set()
+        """The batches that readers may be reading."""
         self._is_over = False
 
     def start(self) -> None:
@@ -134,11 +153,46 @@ class Pulls:
             case ObjectsDone() | MirrorUpdate():
                 self._host.post(host_events.FromPeer(peer.link.number, message))
             case SentPages():
-                order = peer.reads.pop(message.batch_id)
-                pairs = zip(order.host_page_ids.tolist(), message.pages, strict=True)
-                statuses = bytes(self.receive(host_page, sent) for host_page, sent in pairs)
-                done = ObjectsDone(batch_id=message.batch_id, statuses=statuses)
-                self._host.post(host_events.FromPeer(peer.link.number, done))
+                self._settle(peer, message)
+            case LeasedPages():
+                self.begin_reading(peer, message)
+
+    def _settle(self, peer: _PeerLink, sent: SentPages) -> None:
+        """Answer a batch, once each of its pages was compared with its checksum."""
+        order = peer.reads.pop(sent.batch_id)
+        pairs = zip(order.host_page_ids.tolist(), sent.pages, strict=True)
+        statuses = bytes(self.receive(host_page, page) for host_page, page in pairs)
+        done = ObjectsDone(batch_id=sent.batch_id, statuses=statuses)
+        self._host.post(host_events.FromPeer(peer.link.number, done))
+
+    def begin_reading(self, peer: _PeerLink, leased: LeasedPages) -> None:
+        """Read leased pages, which takes its time: half of what is read is of its end."""
+        holder = peer.node.host_memory
+        begun = [None if page is None else _content(peer.node, page) for page in leased.page_ids]
+        read_s = self._world.draw_pull_s(len(leased.page_ids))
+        self._world.after(read_s, partial(self._end_reading, peer, leased, holder, begun))
+
+    def _end_reading(
+        self,
+        peer: _PeerLink,
+        leased: LeasedPages,
+        holder: HostProcess | None,
+        begun: list[Content | None],
+    ) -> None:
+        number = peer.link.number
+        if self._is_over or self._peers.get(number) is not peer:
+            # The link has ended, and with it the lease: what was read is dropped.
+            return
+        ended = [None if page is None else _content(peer.node, page) for page in leased.page_ids]
+        if holder is not None and holder.pulls.serves(number):
+            assert begun == ended, "a leased page has changed while it was read"
+
+        pages = [
+            None if now is None or checksum is None else SentPage(self._damaged(now), checksum)
+            for now, checksum in zip(ended, leased.checksums, strict=True)
+        ]
+        peer.link.send(End.ACCEPTOR, PagesRead(leased.batch_id))
+        self._settle(peer, SentPages(leased.batch_id, tuple(pages)))
 
     def receive(self, host_page: int, sent: SentPage | None) -> ObjectStatus:
         """Write a page that has come, and compare its checksum."""
@@ -158,12 +212,26 @@ class Pulls:
         link.listen(End.ACCEPTOR, partial(self._hear_reader, number), partial(self._leave, number))
         self._host.post(host_events.ReaderAttached(number))
 
-    def _hear_reader(self, number: ConnectionId, message: ToPeer) -> None:
-        self._host.post(host_events.FromReader(number, message))
+    def serves(self, number: ConnectionId) -> bool:
+        """Whether a reader's link is open, as far as is known here."""
+        return not self._is_over and number in self._readers
+
+    def _hear_reader(self, number: ConnectionId, message: ToPeer | PagesRead) -> None:
+        if isinstance(message, PagesRead):
+            self._end_lease(number, message.batch_id)
+        else:
+            self._host.post(host_events.FromReader(number, message))
 
     def _leave(self, number: ConnectionId) -> None:
         if self._readers.pop(number, None) is not None and not self._is_over:
             self._host.post(host_events.ReaderLost(number))
+            for connection, batch_id in sorted(self._leases):
+                if connection == number:
+                    self._end_lease(connection, batch_id)
+
+    def _end_lease(self, number: ConnectionId, batch_id: BatchId) -> None:
+        self._leases.remove((number, batch_id))
+        self._host.post(host_events.PagesSent(number, batch_id))
 
     def tell(self, effect: host_events.ToReader) -> None:
         """Send a message to a reader, if it is still there."""
@@ -171,10 +239,28 @@ class Pulls:
             link.send(End.DIALLER, effect.message)
 
     def send(self, effect: host_events.SendPages) -> None:
-        """Send pages, which takes its time: what they hold at the end of it is sent."""
-        faults = self._world.faults
-        pull_s = self._world.clock.draw(faults.pull_s) * (1 + len(effect.page_ids))
-        self._world.after(pull_s + faults.pull_lag_s, partial(self._finish_sending, effect))
+        """Send pages, which takes its time: what they hold at the end of it is sent. Or lease them
+        to the reader, who reads them.
+        """
+        fraction = self._world.faults.leased_fraction
+        if fraction and self._world.random.random() < fraction:
+            self.lease(effect)
+            return
+        pull_s = self._world.draw_pull_s(len(effect.page_ids))
+        self._world.after(pull_s, partial(self._finish_sending, effect))
+
+    def lease(self, effect: host_events.SendPages) -> None:
+        """Tell a reader where pages lie, which stay until it has read them."""
+        number, batch_id = effect.connection, effect.batch_id
+        if (link := self._readers.get(number)) is None:
+            self._host.post(host_events.PagesSent(number, batch_id))
+            return
+        self._leases.add((number, batch_id))
+        page_ids = tuple(effect.page_ids)
+        checksums = tuple(
+            None if page is None else hash(_content(self._node, page)) for page in page_ids
+        )
+        link.send(End.DIALLER, LeasedPages(batch_id, page_ids, checksums))
 
     def _finish_sending(self, effect: host_events.SendPages) -> None:
         if self._is_over:
@@ -186,8 +272,16 @@ class Pulls:
 
     def _sent(self, page_id: int) -> SentPage:
         """A page as it leaves; now and then it is damaged on its way."""
-        content = tuple(self._node.arena[page_id])
-        checksum = hash(content)
+        content = _content(self._node, page_id)
+        return SentPage(self._damaged(content), hash(content))
+
+    def _damaged(self, content: Content) -> Content:
+        """What comes of a page."""
         if self._world.random.random() < self._world.faults.bad_pull_fraction:
-            content = ((None,) * self._node.settings.page_size,) * len(content)
-        return SentPage(content, checksum)
+            return ((None,) * self._node.settings.page_size,) * len(content)
+        return content
+
+
+def _content(node: Node, page_id: int) -> Content:
+    """What a page of a node's arena holds now."""
+    return tuple(node.arena[page_id])

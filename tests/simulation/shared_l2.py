@@ -32,6 +32,7 @@ def draw_pulling_workload(seed: int) -> Workload:
         workload.faults,
         pull_s=draw.choice([0.0002, 0.002, 0.02]),
         bad_pull_fraction=draw.choice([0.0, 0.0, 0.1]),
+        leased_fraction=random.Random(f"{seed} leases").choice([0.0, 0.5, 1.0]),
     )
     return replace(
         workload,

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from raydix.ids import ConnectionId
+from raydix.ids import BatchId, ConnectionId
 from raydix.runtime.cache.host.peers import Readers
 from raydix.runtime.cache.host.reads import HostReads
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.config.policies import LoadPolicy, PrefetchStrategy
+from raydix.runtime.foresight.simulator.links import End
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.messages.host import ObjectStatus
@@ -24,7 +25,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.grammars import expected_output
 from tests.simulation.node import Node
-from tests.simulation.pulls import Pulls, SentPage
+from tests.simulation.pulls import LeasedPages, PagesRead, Pulls, SentPage
 from tests.simulation.shared_l2 import draw_pulling_workload
 from tests.simulation.test_mutants import Case, find
 from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload, run_workload
@@ -130,6 +131,17 @@ def test_computing_is_chosen_where_a_peer_was_seen_to_be_slower() -> None:
     assert pull_s > second.core._rates.prefill.predict_s(40, second.now_s)
 
 
+def test_what_is_leased_is_pulled_as_what_is_sent_is() -> None:
+    first, second = two_nodes(Faults(leased_fraction=1.0))
+    serve(first, PROMPT)
+
+    sources = serve(second, PROMPT)
+
+    assert sources == {"peer": 40, "computed:partial_page": 1}
+    for node in first.world.nodes:
+        check_idle(node)
+
+
 @pytest.mark.part
 @pytest.mark.parametrize("first_seed", range(0, _NUM_SEEDS, _SEEDS_PER_TEST))
 def test_nodes_that_pull_from_each_other_end_exactly(first_seed: int) -> None:
@@ -175,6 +187,23 @@ def sent_pages_are_not_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Readers, "_send", send_unpinned)
 
 
+def leases_end_before_the_read_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader says that it has read leased pages when it begins to."""
+    begin_reading = Pulls.begin_reading
+
+    def say_and_begin(self: Pulls, peer: Any, leased: LeasedPages) -> None:
+        peer.link.send(End.ACCEPTOR, PagesRead(leased.batch_id))
+        begin_reading(self, peer, leased)
+
+    def end_once(self: Pulls, number: ConnectionId, batch_id: BatchId) -> None:
+        if (number, batch_id) in self._leases:
+            end_lease(self, number, batch_id)
+
+    end_lease = Pulls._end_lease
+    monkeypatch.setattr(Pulls, "begin_reading", say_and_begin)
+    monkeypatch.setattr(Pulls, "_end_lease", end_once)
+
+
 def keys_of_one_node_count_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one node's L2 holds counts as held by whichever node came first."""
     follow = Origins.follow
@@ -200,12 +229,18 @@ TURNED_OVER = Workload(
     num_flushes=4,
 )
 """Prompts go to either node, and no L2 has room for all of them."""
+LEASED = replace(TURNED_OVER, faults=replace(TURNED_OVER.faults, leased_fraction=1.0))
 CASES = [
     Case(mutant=published_before_its_check, workload=TURNED_OVER),
     Case(mutant=published_when_ordered, workload=TURNED_OVER),
     Case(
         mutant=sent_pages_are_not_pinned,
         workload=replace(TURNED_OVER, l2_pages=24, faults=Faults(pull_s=0.1)),
+    ),
+    Case(mutant=published_before_its_check, workload=LEASED),
+    Case(
+        mutant=leases_end_before_the_read_has,
+        workload=replace(LEASED, l2_pages=24, faults=Faults(pull_s=0.1, leased_fraction=1.0)),
     ),
     Case(mutant=keys_of_one_node_count_for_another, workload=replace(TURNED_OVER, num_nodes=3)),
 ]

@@ -67,6 +67,10 @@ class World:
             return 1
         return self._sizes.randint(2, num_waiting)
 
+    def draw_pull_s(self, num_pages: int) -> float:
+        """How long pages take from another node."""
+        return self.clock.draw(self.faults.pull_s) * (1 + num_pages) + self.faults.pull_lag_s
+
     def draw_redial_s(self) -> float:
         """How long somebody who has lost a link waits before dialling anew."""
         return 0.0 if self.random.random() < 0.5 else self.clock.draw(self.faults.reconnect_s)

@@ -87,11 +87,6 @@ class NixlProcess:
         """How other nodes read the arena."""
 
     @property
-    def pid(self) -> int:
-        """The process as the system numbers it."""
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether it can be read, or reads."""
         return self._process.poll() is None
