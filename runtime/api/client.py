@@ -154,8 +154,9 @@ class AsyncLLM(ModelHandle):
     async def sleep(self, weights: bool = False) -> dict[str, Any]:
         """Give the memory of the GPUs' KV pages back, and with `weights` that of the weights too.
 
-        Requests that have begun end first, and L2 gets what it lacks of L1. Those that come until
-        `wake` wait, or raise EngineAsleep after `scheduler.max_asleep_wait_s`. Returns the bytes
+        Requests that have begun end first, or after `scheduler.max_drain_s` pause until the wake,
+        and L2 gets what it lacks of L1. Those that come until `wake` wait, or raise EngineAsleep
+        after `scheduler.max_asleep_wait_s`. Returns the bytes
         that the ranks held (`held_bytes`) and hold (`left_bytes`), and the pages that L2 had no
         room for (`lost_pages`). Raises BadRequest if somebody wakes the engine meanwhile.
         """

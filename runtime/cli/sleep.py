@@ -18,8 +18,9 @@ WithWeights = Annotated[
 def sleep(name: Engine, weights: WithWeights = False) -> None:
     """Give the memory of an engine's KV pages back; the engine goes on, asleep.
 
-    Requests that have begun end first, and L2 gets what it lacks of L1. Later ones wait for
-    `raydix wake`, and fail after scheduler.max_asleep_wait_s.
+    Requests that have begun end first, or after scheduler.max_drain_s pause until the wake, and L2
+    gets what it lacks of L1. Later ones wait for `raydix wake`, and fail after
+    scheduler.max_asleep_wait_s.
     """
     print(asyncio.run(_sleep(name, weights)))
 

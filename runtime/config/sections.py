@@ -330,6 +330,12 @@ class SchedulerSection(Section):
         "asleep, to wake; 0: it is refused at once.",
     )
 
+    max_drain_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = Field(
+        30.0,
+        description="Seconds for which requests that have begun may go on once the engine is to "
+        "sleep; those that are left go on after the wake, with the same tokens.",
+    )
+
     def max_step_tokens(self, max_model_len: int) -> int:
         """Most tokens that a data-parallel rank computes in one step."""
         # Without chunks, a prompt beyond the budget has a step of its own.

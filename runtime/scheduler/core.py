@@ -123,6 +123,8 @@ class SchedulerCore:
         self._now_s = now_s
         self._source.start_clocks(now_s)
         self._life.advance(now_s)
+        if self._sleep.is_awake:
+            self._life.retention.load_due()
         self._take(event, now_s)
 
     def decide(self, now_s: float) -> list[Effect]:
@@ -138,7 +140,6 @@ class SchedulerCore:
         self._life.arrivals.advance(now_s)
         if self._pieces.has_work:
             self._timers.add(now_s)
-
         sent: list[Effect] = []
         for step_group in self._step_groups:
             while plans := self._planner.next_plans(step_group, now_s):
@@ -148,7 +149,6 @@ class SchedulerCore:
         # Only now, for who is admitted asks for leases.
         if (late_s := self._source.next_late_s(now_s)) is not None:
             self._timers.add(late_s)
-
         if self._page_news.has_more and self._followers.tell():
             self._timers.add(now_s)
         self._routing_news.tell(now_s)
@@ -240,8 +240,7 @@ class SchedulerCore:
                 self._orders.take(event, now_s)
 
     def _tick(self, now_s: float) -> None:
-        """Look at the clock, as only a tick does."""
-        # All that was said by then has been taken: nobody counts as late who has answered.
+        """Look at the clock, as only a tick does: all that was said by then has been taken."""
         self._pieces.advance()
         self._expiry.advance(now_s)
         self._host.time_out(now_s)
@@ -270,6 +269,7 @@ class SchedulerCore:
             step_groups=self._step_groups,
             source=self._source,
             endings=endings,
+            life=self._life,
             timers=self._timers,
             outbox=self._outbox,
         )

@@ -62,7 +62,7 @@ class Orders:
             case RanksGaveBack():
                 self._sleep.note_given_back()
             case WakeUp():
-                self._sleep.wake()
+                self._sleep.wake(now_s)
 
     def _back_up_at_end(self) -> None:
         """Copy what `write_back` has put off; under other policies all is as it is to be."""

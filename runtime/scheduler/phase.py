@@ -8,6 +8,7 @@ class Phase(Enum):
 
     AWAKE = "awake"
     DRAINING = "falling asleep: requests end"
+    PARKING = "falling asleep: requests are parked"
     BACKING_UP = "falling asleep: L1 is copied to L2"
     GIVING_BACK = "falling asleep: memory is given back"
     ASLEEP = "asleep"

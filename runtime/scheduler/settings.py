@@ -106,6 +106,10 @@ class SchedulerSettings:
     """Seconds for the first step of ranks after they attach, in which they may compile kernels."""
     max_asleep_wait_s: float = 30.0
     """Seconds for which a request may wait for an engine that sleeps, or is about to, to wake."""
+    max_drain_s: float = 30.0
+    """Seconds for which requests may go on once the engine is to sleep; then they wait for the
+    wake.
+    """
     ageing_s: float = 10.0
     """Seconds of later arrival by which a request starts one priority level behind."""
     lpm_span_s: float = 0.2

@@ -8,7 +8,9 @@ from raydix.errors import AccountingError
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.scheduler.events import GiveBack, PhaseReached, TakeAgain
 from raydix.runtime.scheduler.life.endings import Endings
+from raydix.runtime.scheduler.life.parking import park
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.outbox import Outbox
 from raydix.runtime.scheduler.phase import Phase
 from raydix.runtime.scheduler.ranks.lane import Lane
@@ -36,6 +38,8 @@ class Progress:
     """Whether no rank is attached."""
     has_given_back: bool
     """Whether the ranks' memory has been given back, as the Supervisor says."""
+    is_overdue: bool
+    """Whether requests have gone on for as long as they may."""
     is_busy: bool
     """Whether lanes have requests, steps or copies, or anything of L2 is leased."""
     num_to_back_up: int
@@ -46,8 +50,10 @@ def next_phase(phase: Phase, progress: Progress) -> Phase:
     """The phase that follows from how far the engine has come, perhaps the same."""
     is_at_rest = progress.are_all_there and not progress.is_busy
     match phase:
-        case Phase.DRAINING if is_at_rest:
+        case Phase.DRAINING | Phase.PARKING if is_at_rest:
             return Phase.BACKING_UP
+        case Phase.DRAINING if progress.is_overdue:
+            return Phase.PARKING
         case Phase.BACKING_UP if is_at_rest and not progress.num_to_back_up:
             return Phase.GIVING_BACK
         case Phase.GIVING_BACK if progress.are_all_gone and progress.has_given_back:
@@ -61,7 +67,8 @@ def next_phase(phase: Phase, progress: Progress) -> Phase:
 class Sleep:
     """Owns: in which phase between awake and asleep the engine is.
 
-    New requests get no lane until it is awake. Those that had one are answered first.
+    New requests get no lane until it is awake. Those that had one are answered first, as far as
+    `max_drain_s` goes; what is left then waits for the wake, too.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Sleep:
         step_groups: Sequence[StepGroup],
         source: KvSource,
         endings: Endings,
+        life: Transitions,
         timers: Timers,
         outbox: Outbox,
     ) -> None:
@@ -85,6 +93,7 @@ class Sleep:
         self._step_groups = step_groups
         self._source = source
         self._endings = endings
+        self._life = life
         self._timers = timers
         self._outbox = outbox
         self._with_weights = False
@@ -136,6 +145,7 @@ class Sleep:
             case Phase.AWAKE:
                 self._with_weights, self._since_s = with_weights, now_s
                 self.phase = Phase.DRAINING
+                self._timers.add(self._drained_until_s)
             case Phase.WAKING:
                 # Nothing has run since: what has been taken goes back.
                 self._with_weights = with_weights
@@ -145,14 +155,14 @@ class Sleep:
                 self._give_back()
             case Phase.ASLEEP:
                 self._outbox.emit(PhaseReached(phase=self.phase))
-            case Phase.DRAINING | Phase.BACKING_UP | Phase.GIVING_BACK:
+            case Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP | Phase.GIVING_BACK:
                 self._with_weights |= with_weights
 
-    def wake(self) -> None:
+    def wake(self, now_s: float) -> None:
         """Begin to wake; what has not been given back stays as it is."""
         match self.phase:
-            case Phase.AWAKE | Phase.DRAINING | Phase.BACKING_UP:
-                self._enter(Phase.AWAKE)
+            case Phase.AWAKE | Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP:
+                self._enter(Phase.AWAKE, now_s)
             case Phase.GIVING_BACK:
                 self._is_wanted_awake = True
             case Phase.ASLEEP:
@@ -168,10 +178,10 @@ class Sleep:
         """Go as far as the ranks and their work have come, and refuse who has waited too long."""
         if self.phase is Phase.AWAKE:
             return
-        if self.phase in (Phase.DRAINING, Phase.BACKING_UP):
+        if self.phase in (Phase.DRAINING, Phase.PARKING, Phase.BACKING_UP):
             if self._requests.is_closing:
                 # The engine is about to stop: that is not to wait for a wake.
-                self._enter(Phase.AWAKE)
+                self._enter(Phase.AWAKE, now_s)
                 return
             self._end_returns()
         while (following := next_phase(self.phase, self._progress(now_s))) is not self.phase:
@@ -181,6 +191,10 @@ class Sleep:
 
     def _move_to(self, phase: Phase, now_s: float) -> None:
         match phase:
+            case Phase.PARKING:
+                self.phase = phase
+                for lane in self._lanes:
+                    park(lane, self._life)
             case Phase.BACKING_UP:
                 self.phase = phase
                 self._offer_all(now_s)
@@ -192,10 +206,12 @@ class Sleep:
                 # Somebody has asked for more while the order was carried out.
                 self._give_back()
             case _:
-                self._enter(phase)
+                self._enter(phase, now_s)
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: Phase, now_s: float) -> None:
         self.phase = phase
+        # What has come due meanwhile has its turn with the next event.
+        self._timers.add(now_s)
         self._outbox.emit(PhaseReached(phase=phase))
 
     def _give_back(self) -> None:
@@ -218,9 +234,15 @@ class Sleep:
             are_all_there=all(group.is_attached for group in groups),
             are_all_gone=not any(group.attached for group in groups),
             has_given_back=self._has_given_back,
+            is_overdue=now_s >= self._drained_until_s,
             is_busy=is_busy or bool(self._source.leases) or self._has_left_to_place(),
             num_to_back_up=self._num_to_back_up(now_s),
         )
+
+    @property
+    def _drained_until_s(self) -> float:
+        """The time up to which requests may go on that the engine had when it was to sleep."""
+        return self._since_s + self._settings.max_drain_s
 
     def _has_left_to_place(self) -> bool:
         """Whether a request is to be answered first that has no lane, or has lost it."""
@@ -264,9 +286,12 @@ class Sleep:
                     lane.promotions.end(promotion.request_id)
 
     def _refuse_late(self, now_s: float) -> None:
-        """End requests that have waited for the wake as long as they may."""
-        placed_s = self.placed_until_s
-        left = [each for each in self._requests.unplaced.values() if each.arrival_s > placed_s]
+        """End requests that have waited for the wake as long as they may.
+
+        Those that the engine had before wait on, as they were taken in.
+        """
+        unplaced = self._requests.unplaced.values()
+        left = [each for each in unplaced if each.arrival_s > self._since_s]
         for request in left[:_MAX_REFUSED]:
             due_s = self._wait_until_s(request)
             if now_s < due_s:
@@ -294,15 +319,19 @@ class Sleep:
             self._timers.add(time_s)
 
     def check(self) -> None:
-        """Raise AccountingError if L1 of an engine that sleeps is believed to hold anything."""
-        if self.phase is not Phase.ASLEEP:
+        """Raise AccountingError if anything is done with memory that has gone, or is to go."""
+        if not self.ranks_may_leave:
             return
         for lane in self._lanes:
             used = sum(lane.l1.pools.count(lambda pool: pool.num_used + pool.num_quarantined))
-            if used or lane.running or not lane.in_flight.is_empty:
+            is_believed = used and self.phase is Phase.ASLEEP
+            if is_believed or lane.running or not lane.has_nothing_under_way:
                 raise AccountingError(
-                    f"lane {lane.index} sleeps, but has {used} pages in use, "
-                    f"{len(lane.running)} requests that run, and {lane.in_flight}"
+                    f"lane {lane.index} is {self.phase.value}, but has {used} pages in use, "
+                    f"{len(lane.running)} requests that run, {len(lane.promotions)} loads to come, "
+                    f"and {lane.in_flight}"
                 )
         if self._source.leases:
-            raise AccountingError(f"the engine sleeps, but has {len(self._source.leases)} leases")
+            raise AccountingError(
+                f"the engine is {self.phase.value}, but has {len(self._source.leases)} leases"
+            )

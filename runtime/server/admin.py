@@ -48,7 +48,7 @@ def admin_routes(models: ServedModels) -> APIRouter:
 
     @router.post("/sleep")
     async def sleep(body: SleepRequest) -> Response:
-        """Give the GPUs' memory back, once requests that have begun have ended; tells how much."""
+        """Give the GPUs' memory back, once requests have ended or pause; tells how much."""
         return json_figures(await models.of(body.model).engine.sleep(body.weights))
 
     @router.post("/wake")

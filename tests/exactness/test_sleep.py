@@ -78,6 +78,24 @@ async def test_requests_that_come_while_it_sleeps_are_answered_after_the_wake(
         await engine.check()
 
 
+async def test_requests_that_are_parked_in_mid_output_go_on_exactly(
+    references: References,
+) -> None:
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    config = engine_config(reference.folder, scheduler={"max_drain_s": 0.0})
+    async with in_process_engine(config) as engine:
+        for weights in (False, True):
+            running = asyncio.create_task(run(engine, PROMPTS, NUM_TOKENS))
+            while not (await engine.stats())["scheduler"]["num_requests_running"]:
+                await asyncio.sleep(0.001)
+            await engine.fall_asleep(weights)
+            assert not running.done()
+            await engine.wake()
+            await assert_all_exact(engine, expected, await running)
+        await engine.check()
+
+
 async def test_requests_that_wait_too_long_for_the_wake_are_refused(
     references: References,
 ) -> None:

@@ -55,6 +55,9 @@ def _check_answer(answer: Answer, max_model_len: int) -> None:
     is_refused = answer.ending == "BadRequest"
     assert not is_refused or not answer.tokens or may_fail(submit.grammar), f"{name} is refused"
 
+    is_refused = answer.ending == "EngineAsleep"
+    assert not is_refused or not answer.tokens, f"{name} was begun, and is refused for a sleep"
+
     room = max_model_len - len(prompt)
     max_tokens = room if submit.max_tokens is None else min(room, submit.max_tokens)
     assert len(output) <= max_tokens

@@ -20,7 +20,7 @@ from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
 from tests.simulation.named_pages import NamedPages
 from tests.simulation.queue_order import check_turns
-from tests.simulation.sleep import check_asleep
+from tests.simulation.sleep import DrainLaw, check_asleep
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, ClusterRank
@@ -54,7 +54,7 @@ class SchedulerProcess:
         phase = Phase.ASLEEP if self._cluster.sleep.is_asleep else Phase.AWAKE
         self.core = SchedulerCore(self._cluster.settings, phase)
         self.followers = Followers(self._cluster, self.core)
-        self._early_loads = EarlyLoadLaw(self.core)
+        self._early_loads, self._drains = EarlyLoadLaw(self.core), DrainLaw(self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
         self._compilers = ModelledCompilers(self._cluster)
@@ -211,6 +211,7 @@ class SchedulerProcess:
                 named.forget_done(event)
         self._decide(heard)
         self._early_loads.after_decision()
+        self._drains.after_event(self._cluster.now_s)
 
         for change in self.followers.due():
             self.core.hear(change, self._cluster.now_s)

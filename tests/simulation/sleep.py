@@ -28,6 +28,10 @@ class BelievedAsleep(AssertionError):
     """A Scheduler believes something of the L1 of ranks that sleep, or they have work."""
 
 
+class DrainsOn(AssertionError):
+    """Requests go on for longer than they may once the engine is to sleep."""
+
+
 class ClusterSleep:
     """Owns: whether the ranks of an engine were told to sleep, and which orders are under way."""
 
@@ -110,7 +114,8 @@ class ClusterSleep:
         self.is_asleep = True
         last_s = 0.0
         for rank in range(len(cluster.ranks)):
-            delay_s = cluster.clock.draw(cluster.faults.link_delay_s)
+            # Pools and weights are copied and freed meanwhile.
+            delay_s = cluster.clock.draw(cluster.faults.linger_s)
             last_s = max(last_s, delay_s)
             cluster.after(delay_s, partial(self._rest, rank))
         cluster.after(last_s, self._gave_back)
@@ -141,6 +146,26 @@ class ClusterSleep:
         one = self._cluster.ranks[rank]
         if one.is_alive and not self.is_asleep:
             one.rise()
+
+
+class DrainLaw:
+    """Owns: since when an engine drains, which is to last no longer than it may."""
+
+    def __init__(self, core: SchedulerCore) -> None:
+        self._core = core
+        self._since_s: float | None = None
+
+    def after_event(self, now_s: float) -> None:
+        """Raise DrainsOn if it has lasted for too long."""
+        core = self._core
+        if core.phase is Phase.PARKING and any(lane.running for lane in core._lanes):
+            raise DrainsOn("requests run that are to be parked")
+        if core.phase is not Phase.DRAINING:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        elif now_s > self._since_s + core.settings.max_drain_s:
+            raise DrainsOn(f"the engine has drained for {now_s - self._since_s:.3f} s")
 
 
 def _l2_names(node: Node) -> set[tuple[int, PageKey]]:

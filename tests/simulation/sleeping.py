@@ -21,6 +21,7 @@ def draw_sleeping_workload(seed: int) -> Workload:
         load=draw.choice([LoadPolicy.ALWAYS, *LoadPolicy]),
         max_repeats=draw.choice([0, 3]),
         max_asleep_wait_s=draw.choice([1000.0, 1000.0, 30.0, 0.2]),
+        max_drain_s=draw.choice([1000.0, 0.2, 0.01, 0.0]),
     )
     return Workload(
         seed=seed,
@@ -36,5 +37,7 @@ def draw_sleeping_workload(seed: int) -> Workload:
         num_host_flaps=draw.choice([0, 0, 2]),
         num_scheduler_kills=draw.choice([0, 0, 2]),
         num_client_flaps=draw.choice([0, 1]),
+        num_host_pauses=draw.choice([0, 0, 4]),
+        retention_fraction=draw.choice([0.0, 0.5, 1.0]),
         num_flushes=draw.choice([0, 2]),
     )

@@ -1,5 +1,6 @@
 """Engines that sleep and wake, and broken rules of that, found by random workloads."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -28,6 +29,10 @@ CALM = Workload(
 
 LATE = replace(CALM, settings=replace(CALM.settings, write_policy=WritePolicy.WRITE_BACK))
 """L2 lacks most of L1 until the engine falls asleep."""
+
+
+HASTY = replace(CALM, settings=replace(CALM.settings, max_asleep_wait_s=0.05, max_drain_s=0.01))
+"""Requests are parked in the midst of their output, and others may hardly wait."""
 
 
 def nothing_is_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,11 +72,36 @@ def unfinished_work_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sleep, "_num_to_back_up", lambda self, now_s: 0)
 
 
+def drains_know_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is to sleep waits until the last request has ended."""
+    monkeypatch.setattr(Sleep, "_drained_until_s", math.inf)
+
+
+def parked_requests_wait_no_longer_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was parked is refused as those are that came later."""
+    refuse = Sleep._refuse_late
+
+    def refuse_all(self: Sleep, now_s: float) -> None:
+        since_s, self._since_s = self._since_s, -math.inf
+        refuse(self, now_s)
+        self._since_s = since_s
+
+    monkeypatch.setattr(Sleep, "_refuse_late", refuse_all)
+
+
+def nobody_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests stay on their lanes when their time is over."""
+    monkeypatch.setattr(sleep, "park", lambda lane, life: None)
+
+
 CASES = [
     Case(mutant=nothing_is_backed_up, workload=LATE),
     Case(mutant=requests_get_lanes_asleep, workload=CALM),
     Case(mutant=asleep_before_ranks_have_gone, workload=CALM),
     Case(mutant=unfinished_work_is_given_back, workload=LATE),
+    Case(mutant=drains_know_no_end, workload=HASTY),
+    Case(mutant=parked_requests_wait_no_longer_than_others, workload=HASTY),
+    Case(mutant=nobody_is_parked, workload=HASTY),
 ]
 
 

@@ -91,6 +91,7 @@ def scheduler_settings(
         max_running_requests=scheduler.max_running_requests,
         max_waiting_requests=scheduler.max_waiting_requests,
         max_asleep_wait_s=scheduler.max_asleep_wait_s,
+        max_drain_s=scheduler.max_drain_s,
         max_repeats=_MAX_REPEATS[config.model.device],
         prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
         chunked_prefill=chunk is not None,

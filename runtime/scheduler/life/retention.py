@@ -59,7 +59,12 @@ class SessionRetention:
         # Without a hint nothing is expected at any time.
         if self._num_hints:
             self._advance_lanes()
-            self._returns.begin_due(self.num_kept, now_s)
+            self._returns.look_up_due(now_s)
+
+    def load_due(self) -> None:
+        """Bring sessions to L1 that are about to go on, as the engine is awake."""
+        if self._num_hints:
+            self._returns.load_due(self.num_kept, self._now_s)
 
     def num_kept(self, lane: int) -> int:
         """The pages that a lane keeps by hints."""

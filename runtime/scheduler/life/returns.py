@@ -137,12 +137,11 @@ class SessionReturns:
         if remembered is not None:
             self._num_tokens -= remembered[0].num_tokens
 
-    def begin_due(self, num_kept: Callable[[int], int], now_s: float) -> None:
+    def load_due(self, num_kept: Callable[[int], int], now_s: float) -> None:
         """Have those brought whose time has come. `num_kept`: the pages that a lane keeps."""
-        self._look_up_due(now_s)
         self._early.begin_due(num_kept, now_s)
 
-    def _look_up_due(self, now_s: float) -> None:
+    def look_up_due(self, now_s: float) -> None:
         """Have those looked up whose time has come, unless they go on already."""
         while self._num_under_way < _MAX_LOOKED_UP:
             if (user := self._due.take_due(now_s)) is None:

@@ -43,7 +43,8 @@ COMPUTING = (State.LOADING, State.PREFILLING, State.DECODING)
 MOVES: Mapping[State, Mapping[State, str]] = {
     State.PLACING: {State.WAITING: "place", State.ENDED: "end"},
     State.WAITING: {
-        # A lane that loses its ranks gives those that wait there to others.
+        # A lane that loses its ranks gives those that wait there to others; one that is to sleep
+        # has them wait for the wake.
         State.PLACING: "displace",
         State.COMPILING: "await_grammar",
         State.LEASING: "admit",

@@ -121,3 +121,44 @@ def test_a_host_memory_that_stays_away_is_not_waited_for_and_what_is_lost_is_tol
     driver.wait(11.0)
     driver.run()
     assert (driver.core.phase, driver.num_lost) == (Phase.GIVING_BACK, [5])
+
+
+def test_requests_that_go_on_for_too_long_are_parked_and_go_on_after_the_wake() -> None:
+    driver = CoreDriver(max_asleep_wait_s=5.0, max_drain_s=2.0)
+    for name in ("running", "waiting"):
+        driver.submit(list(range(20)), max_tokens=9, name=name)
+    driver.step()
+    driver.step()
+    driver.send(PAGES_ALONE)
+    driver.wait(1.9)
+    assert driver.core.phase is Phase.DRAINING
+    driver.submit(list(range(20)), max_tokens=9, name="late")
+
+    driver.wait(0.2)
+    driver.run()
+    assert driver.core.phase is Phase.GIVING_BACK
+    driver.core.check()
+    driver.lose_rank(0)
+    driver.send(GAVE_BACK)
+    driver.wait(100.0)
+    # Those that came before wait on, as they were taken in.
+    endings = {name: each.ending for name, each in driver.answers.items() if each.ending}
+    assert endings == {"late": "EngineAsleep"}
+
+    driver.send(events.WakeUp())
+    driver.attach_rank(0, incarnation=2)
+    driver.run()
+    for name in ("running", "waiting"):
+        assert driver.answers[name].ending == "length"
+        assert len(driver.answers[name].tokens) == 9
+
+
+def test_a_wake_while_requests_are_parked_lets_them_go_on_at_once() -> None:
+    driver = CoreDriver(max_drain_s=0.0)
+    driver.submit(list(range(20)), max_tokens=9, name="parked")
+    driver.step()
+    driver.send(PAGES_ALONE)
+    driver.send(events.WakeUp())
+    driver.run()
+    assert driver.core.phase is Phase.AWAKE
+    assert driver.answers["parked"].ending == "length"

@@ -12,6 +12,7 @@ from raydix.runtime.messages.retention import Retention, RetentionKind
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.life import early_loads
 from raydix.runtime.scheduler.life.early_loads import Spare, lead_s, num_early_pages
+from raydix.runtime.scheduler.phase import Phase
 from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 from tests.runtime.scheduler.l2_driver import driver_with, evict_from_l1, serve
 
@@ -219,3 +220,24 @@ def test_pauses_that_end_long_before_their_time_leave_nothing_behind() -> None:
         driver.send(events.ClientMessage(client_id=CLIENT, message=hint))
     driver.core.check()
     assert len(driver.core._timers) < 10
+
+
+def test_nothing_is_loaded_for_a_session_while_memory_is_given_back_or_taken_again() -> None:
+    """HostMemory is silent all that time, so that nothing that is asked for is over soon."""
+    driver = rest()
+    driver.send(events.FallAsleep(with_weights=False))
+    assert driver.core.phase is Phase.GIVING_BACK
+    driver.wait(BEGUN_S)
+    driver.core.check()
+    driver.lose_rank(0)
+    driver.send(events.RanksGaveBack())
+    assert driver.core.phase is Phase.ASLEEP
+    driver.core.check()
+
+    # It is late by then, and is brought all the same.
+    driver.send(events.WakeUp())
+    driver.attach_rank(0, incarnation=2)
+    driver.wait(0.0)
+    assert num_loaded(driver) == 1
+    driver.host_turn()
+    assert num_in_l1(driver) == 8
