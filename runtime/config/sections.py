@@ -44,8 +44,7 @@ class ModelSection(Section):
         QuantizationWay.AUTO,
         description="What becomes of quantised weights. restore: floats of model.dtype. native: "
         "float8 stays, and is multiplied by inputs rounded to float8; four bits stay, and count as "
-        "the floats that they stand for. auto: four bits stay on an H100 or H200, all else is "
-        "restored.",
+        "the floats that they stand for. auto: as restore.",
     )
     max_model_len: Count | None = Field(
         None,

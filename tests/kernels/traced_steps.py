@@ -1,10 +1,11 @@
 """Compare the variants that are found for a model with those that random steps launch.
 
     python -m tests.kernels.traced_steps dense_l16 1 60 fp8_e4m3
+    python -m tests.kernels.traced_steps moe_l12_awq 1 60 auto native
 
 Needs Triton and no GPU: nothing is computed. The model is one of `benchmarks.model.model_shapes`
 in its own sizes; the numbers are those of tensor-parallel ranks and of random steps, and what
-follows is `cache.kv_dtype`.
+follows are `cache.kv_dtype` and `model.quantization`.
 """
 
 import sys
@@ -27,7 +28,7 @@ from tests.kernels.random_plans import MAX_MODEL_LEN, MAX_TOKENS, SAMPLINGS, ran
 HOPPER = TargetGpu(capability=(9, 0), num_sms=132)
 
 
-def configuration(folder: Path, tp: int, kv_dtype: str) -> EngineConfig:
+def configuration(folder: Path, tp: int, kv_dtype: str, way: str) -> EngineConfig:
     """The configuration of an engine that serves a folder's model on GPUs."""
     return EngineConfig.model_validate(
         {
@@ -36,6 +37,7 @@ def configuration(folder: Path, tp: int, kv_dtype: str) -> EngineConfig:
                 "load_format": "dummy",
                 "device": "cuda",
                 "dtype": "bfloat16",
+                "quantization": way,
                 "max_model_len": MAX_MODEL_LEN,
             },
             "parallel": {"tp": tp},
@@ -76,10 +78,13 @@ def run_random_steps(runner: ModelRunner, num_steps: int) -> None:
 def main() -> int:
     """Print the variants that nobody has foreseen; their number is the exit status."""
     shape, tp, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    kv_dtype = sys.argv[4] if len(sys.argv) > 4 else "auto"
+    kv_dtype, way = [*sys.argv[4:6], "auto", "auto"][:2]
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name))
-        config, checkpoint = configuration(folder, tp, kv_dtype), read_checkpoint_config(folder)
+        config, checkpoint = (
+            configuration(folder, tp, kv_dtype, way),
+            read_checkpoint_config(folder),
+        )
         spec = checkpoint.served(config.model.quantization, "cuda", HOPPER.capability).spec
         with compiling_for(HOPPER):
             found = model_variants(config, spec, MAX_MODEL_LEN)

@@ -50,14 +50,12 @@ def kept_forms(
     on a GPU that has no kernels for them.
     """
     match way, device:
-        case (QuantizationWay.RESTORE, _) | (QuantizationWay.AUTO, "cpu"):
+        case (QuantizationWay.RESTORE | QuantizationWay.AUTO, _):
+            # Products of float8 of 256 tokens and more were slower than bf16's on an H100, and
+            # those of four bits have not run on one (docs/formats.md).
             return None
         case QuantizationWay.NATIVE, "cpu":
             return _any_form
-        case QuantizationWay.AUTO, _:
-            # Products of float8 of 256 tokens and more were slower than bf16's on an H100
-            # (docs/formats.md).
-            return _int4_with_kernel if capability == _KERNEL_CAPABILITY else None
         case _:
             if capability not in (None, _KERNEL_CAPABILITY):
                 raise ConfigError(
@@ -70,10 +68,6 @@ def kept_forms(
 
 def _any_form(form: KeptForm) -> bool:
     return True
-
-
-def _int4_with_kernel(form: KeptForm) -> bool:
-    return isinstance(form, Int4Groups) and form.has_kernel
 
 
 def _any_with_kernel(form: KeptForm) -> bool:

@@ -72,7 +72,7 @@ IN_GROUPS = Int4Groups(128)
         (QuantizationWay.AUTO, "cpu", None, ()),
         (QuantizationWay.NATIVE, "cpu", None, ((16, 16), IN_BLOCKS, Int4Groups(16), IN_GROUPS)),
         (QuantizationWay.RESTORE, "cuda", HOPPER, ()),
-        (QuantizationWay.AUTO, "cuda", HOPPER, (IN_GROUPS,)),
+        (QuantizationWay.AUTO, "cuda", HOPPER, ()),
         (QuantizationWay.AUTO, "cuda", AMPERE, ()),
         (QuantizationWay.AUTO, "cuda", None, ()),
         (QuantizationWay.NATIVE, "cuda", HOPPER, (IN_BLOCKS, IN_GROUPS)),
