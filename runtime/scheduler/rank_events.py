@@ -140,6 +140,9 @@ class RankEvents:
         # First of all: what is in flight, and in which processes, is forgotten below.
         for lane in lanes:
             self._source.abandon(lane.in_flight.transfers.values(), lane.pids)
+            for load in lane.in_flight.take_ready_loads():
+                # Its lease came with the events that are heard now: no rank was told of it.
+                self._source.release_lease(load.lease_id, load.host_connection)
         displaced: list[Place] = []
         for lane in lanes:
             for request in list(lane.running.values()):

@@ -103,7 +103,7 @@ class InFlight:
         for at each event.
         """
         self.ready_loads: list[Load] = []
-        """Leased loads, which the plans of the event that brought the lease send or give back."""
+        """Leased loads, which the plans send or give back that follow what brought the leases."""
         self.transfers: dict[TransferId, Load | Backup] = {}
         """Loads and backups that were sent and not acknowledged, oldest first."""
         self._ids = itertools.count(1)

@@ -43,7 +43,7 @@ class CopyDrafter:
         """Take the leased loads whose requests still want them; other leases go back."""
         wanted: list[Load] = []
         for load in lane.in_flight.take_ready_loads():
-            # It may have ended, or started over, in the same event that brought the lease.
+            # It may have ended, or started over, with or after the event that brought the lease.
             if user_of(load, lane, self._requests) is not None:
                 wanted.append(load)
             else:

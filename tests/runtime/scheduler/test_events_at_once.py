@@ -1,0 +1,37 @@
+"""What the core hears at once, and decides about together."""
+
+from raydix.runtime.messages import host
+from raydix.runtime.scheduler import events
+from tests.runtime.scheduler.core_driver import CoreDriver
+
+PROMPT = list(range(17))
+
+
+def with_a_load_that_is_leased() -> tuple[CoreDriver, str]:
+    """A core that has heard of a lease, and has not decided yet."""
+    driver = CoreDriver(has_host_memory=True, prefill_budget_tokens=64)
+    driver.fill_l2(PROMPT)
+    name = driver.submit(PROMPT, max_tokens=2)
+    for _ in range(2):
+        messages = list(driver.to_host)
+        driver.to_host.clear()
+        for answer in (each for message in messages for each in driver._host.answer(message)):
+            message = events.HostMessage(connection=driver.host_connection, message=answer)
+            if isinstance(answer, host.PagesLeased):
+                driver.core.hear(message, driver.now_s)
+            else:
+                driver.send(message)
+    assert driver.leases
+    assert not driver.plans[0]
+    return driver, name
+
+
+def test_lease_ends_that_comes_at_once_with_the_loss_of_the_rank_it_was_for() -> None:
+    driver, name = with_a_load_that_is_leased()
+    driver.lose_rank(0)
+    driver.host_turn()
+    assert not driver.leases
+
+    driver.attach_rank(0, incarnation=2)
+    driver.run()
+    assert driver.answers[name].ending == "length"
