@@ -120,12 +120,14 @@ class HostMessages:
             or not all(step_group.is_attached for step_group in self._step_groups)
         ):
             return
-        # Of an earlier connection there may still be copies in flight. They write host pages that a
-        # new grant must not hand out.
-        transfers = (
-            transfer for lane in self._lanes for transfer in lane.in_flight.transfers.values()
-        )
-        if any(transfer.host_connection != view.connection for transfer in transfers):
+        # Of an earlier connection there may still be copies in flight, or leased and about to be.
+        # They touch host pages that a new grant must not hand out.
+        flights = [lane.in_flight for lane in self._lanes]
+        if any(
+            copy.host_connection != view.connection
+            for flight in flights
+            for copy in (*flight.transfers.values(), *flight.ready_loads)
+        ):
             return
 
         # A rank may have said hello while no HostMemory was attached: tell this one that it lives.

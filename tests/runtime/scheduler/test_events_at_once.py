@@ -35,3 +35,17 @@ def test_lease_ends_that_comes_at_once_with_the_loss_of_the_rank_it_was_for() ->
     driver.attach_rank(0, incarnation=2)
     driver.run()
     assert driver.answers[name].ending == "length"
+
+
+def test_new_link_grants_nothing_before_a_load_is_done_that_an_earlier_one_leased() -> None:
+    driver, name = with_a_load_that_is_leased()
+    driver.core.hear(events.HostLost(connection=driver.host_connection), driver.now_s)
+    driver.to_host.clear()
+    driver.attach_host()
+    assert driver.plans[0][0].loads, "the pages are those of the same arena, and may be read"
+    assert host.CopiesDrained() not in driver.to_host
+
+    driver.finish_copies()
+    assert host.CopiesDrained() in driver.to_host
+    driver.run()
+    assert driver.answers[name].ending == "length"
