@@ -137,7 +137,7 @@ class SchedulerCore:
         self._life.look_up_due()
         self._host.tell_if_drained()
         self._hand_overs.tell(now_s)
-        self._life.arrivals.advance(now_s)
+        self._life.arrivals.advance(now_s, is_awake=self._sleep.is_awake)
         if self._pieces.has_work:
             self._timers.add(now_s)
         sent: list[Effect] = []

@@ -104,11 +104,14 @@ class Arrivals:
         for asked in [each for each in self._expected if each[0] == client_id]:
             self.end(*asked)
 
-    def advance(self, now_s: float) -> None:
-        """Reserve pages for those that are new, load what has come, and end what is late."""
+    def advance(self, now_s: float, *, is_awake: bool) -> None:
+        """Reserve pages for those that are new, load what has come, and end what is late.
+
+        `is_awake`: else L1 is about to end, or has, and nothing is expected any more.
+        """
         self._now_s = now_s
         for asked, arrival in list(self._expected.items()):
-            is_over = now_s >= arrival.until_s or self._requests.is_closing
+            is_over = now_s >= arrival.until_s or self._requests.is_closing or not is_awake
             if is_over or not self._source.view.is_usable or not self._goes_on(arrival, now_s):
                 self.end(*asked)
 

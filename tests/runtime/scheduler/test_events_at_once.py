@@ -1,7 +1,13 @@
 """What the core hears at once, and decides about together."""
 
+import pytest
+
+from raydix.ids import AskingId, ClientId
 from raydix.runtime.messages import host
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import ExpectRequest
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.phase import Phase
 from tests.runtime.scheduler.core_driver import CoreDriver
 
 PROMPT = list(range(17))
@@ -49,3 +55,17 @@ def test_new_link_grants_nothing_before_a_load_is_done_that_an_earlier_one_lease
     assert host.CopiesDrained() in driver.to_host
     driver.run()
     assert driver.answers[name].ending == "length"
+
+
+@pytest.mark.parametrize("num_pages", [4, 300], ids=["at once", "while its keys are hashed"])
+def test_nothing_is_reserved_for_a_request_that_is_foretold_before_a_sleep(num_pages: int) -> None:
+    driver = CoreDriver(has_host_memory=True, num_pages=(1000,), max_model_len=2000)
+    prompt = int32_array([7] * 4 * num_pages)
+    told = ExpectRequest(asking=AskingId(1), token_ids=prompt, within_s=10.0)
+    driver.core.hear(events.ClientMessage(client_id=ClientId("c"), message=told), driver.now_s)
+    if num_pages > 256:
+        driver.send_tick()
+    driver.send(events.FallAsleep(with_weights=False))
+    driver.wait(1.0)
+    assert driver.core.phase is Phase.GIVING_BACK
+    assert driver.core.stats()["l1_reserved_pages"] == 0
