@@ -337,7 +337,7 @@ class Askings:
 
     def _release(self, request_id: RequestId, asking: AskingId) -> None:
         self.names.release(request_id, asking)
-        self._hints.tell_due(self._lines)
+        self._hints.note_released(request_id, self._lines)
 
     def _fail(self, requests: list[OpenRequest], error: Callable[[], RaydixError]) -> None:
         for each in requests:

@@ -1,6 +1,6 @@
 """Hints that engines are told later: once there is a link, or once what they concern has ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from raydix.ids import RequestId
 from raydix.runtime.api.engine_line import EngineLines
@@ -29,6 +29,7 @@ class WaitingHints:
         """`is_open`: whether a request of this name has not ended."""
         self._is_open = is_open
         self._split: dict[RequestId, _Session] = {}
+        """The sessions of split requests that have not ended."""
         self._waiting: list[Hint] = []
 
     def __len__(self) -> int:
@@ -47,9 +48,18 @@ class WaitingHints:
         if sent.goes_on_elsewhere and sent.session_id is not None:
             self._split[sent.request_id] = sent.cache_salt, sent.session_id
 
+    def note_released(self, name: RequestId, lines: EngineLines) -> None:
+        """Note that an asking has this id no more, and tell what may be heard by now.
+
+        Unless a later asking has the id, its request has ended.
+        """
+        if not self._is_open(name):
+            self._split.pop(name, None)
+        self.tell_due(lines)
+
     def hold_back(self, hint: Hint) -> bool:
         """Let a hint wait if it comes too soon; False if it may be told now."""
-        is_early = self._is_early(hint) and not self.is_full
+        is_early = _is_early(hint, self._split.values()) and not self.is_full
         if is_early:
             self.add(hint)
         return is_early
@@ -63,8 +73,9 @@ class WaitingHints:
         if not self._waiting or not lines.up:
             return
         waiting, self._waiting = self._waiting, []
+        sessions = {*self._split.values()}
         for hint in waiting:
-            if self._is_early(hint):
+            if _is_early(hint, sessions):
                 self.add(hint)
             else:
                 lines.tell_all(hint)
@@ -73,10 +84,7 @@ class WaitingHints:
         """Forget them all: nobody will be told."""
         self._waiting.clear()
 
-    def _is_early(self, hint: Hint) -> bool:
-        if not isinstance(hint, RetainSession):
-            return False
-        self._split = {
-            name: session for name, session in self._split.items() if self._is_open(name)
-        }
-        return (hint.cache_salt, hint.session_id) in self._split.values()
+
+def _is_early(hint: Hint, split: Collection[_Session]) -> bool:
+    """Whether a hint is about one of the sessions that two engines have a request of."""
+    return isinstance(hint, RetainSession) and (hint.cache_salt, hint.session_id) in split
