@@ -262,7 +262,6 @@ class Askings:
             self._choice.answered(delta.asking, is_last=True)
             line.answered(delta.asking)
         if is_last:
-            self._choice.ended(delta.asking, delta.request_id)
             self._release(delta.request_id, delta.asking)
             self._prefetches.end(delta)
         elif live is None:
@@ -337,6 +336,7 @@ class Askings:
 
     def _release(self, request_id: RequestId, asking: AskingId) -> None:
         self.names.release(request_id, asking)
+        self._choice.ended(asking, request_id)
         self._hints.note_released(request_id, self._lines)
 
     def _fail(self, requests: list[OpenRequest], error: Callable[[], RaydixError]) -> None:

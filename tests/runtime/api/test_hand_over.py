@@ -228,6 +228,8 @@ async def test_who_is_aborted_in_mid_hand_over_goes_nowhere(told):
     told.links["a"].deliver(delta("r", finished=FinishReason.HANDED_OVER))
     assert (await end_of(task)).finish_reason == "abort"
     assert not asked(told.links["b"])
+    [foretold] = expected(told.links["b"])
+    assert taken_back(told.links["b"]) == [foretold.asking]
 
 
 async def test_hints_go_with_both_parts_as_the_first_token_may_be_the_last(told):
