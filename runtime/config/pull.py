@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raydix.runtime.config.values import Section
+from raydix.runtime.config.values import Choice, Section
 
 
 class PullTransport(StrEnum):
@@ -28,7 +28,7 @@ class PullSection(Section):
         description="Where other nodes ask for pages, which then travel by the port behind it. "
         "null: two free ones.",
     )
-    transport: PullTransport = Field(
+    transport: Choice[PullTransport] = Field(
         PullTransport.AUTO,
         description="`tcp`: the holder sends pages. `nixl`: they are read out of its memory by "
         "NIXL (UCX), where both ends have it and links use no TLS; else, and once it has failed, "

@@ -2,7 +2,9 @@
 
 import pickle
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -118,6 +120,34 @@ def test_the_documentation_describes_every_key_and_no_other() -> None:
 def test_the_documentation_tells_what_each_key_may_be() -> None:
     rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| ", (ROOT / "docs/config.md").read_text(), re.M)
     assert dict(rows) == allowed_values()
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (key, name)
+        for key, words in allowed_values().items()
+        if not key.startswith("cache.l3.")
+        for name in re.findall("`([^`]+)`", words)
+    ],
+)
+def test_each_name_that_the_schema_allows_can_be_written(
+    tmp_path: Path, key: str, name: str
+) -> None:
+    overrides = yaml.safe_load(name)
+    for part in reversed(key.split(".")):
+        overrides = {part: overrides}
+    # What fits only with other keys may be refused for that, but it has been understood.
+    assert f"{key} is '{name}'; expected" not in _refusal(tmp_path, overrides)
+
+
+def _refusal(folder: Path, overrides: Mapping[str, Any]) -> str:
+    """Why a configuration is refused; empty if it is not."""
+    try:
+        load_config(folder, overrides)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(
