@@ -25,7 +25,10 @@ class SleepDesk:
         """`post` gives the core an event."""
         self._post = post
         self._orders: asyncio.Queue[GiveBack | TakeAgain] = asyncio.Queue()
-        self._waiting: list[asyncio.Future[Phase]] = []
+        self._num_posted = 0
+        """How many orders to sleep or to wake the core has been given."""
+        self._waiting: list[tuple[int, asyncio.Future[Phase]]] = []
+        """Who waits, each with the number of orders that its own one was the last of."""
 
     async def fall_asleep(self, with_weights: bool) -> Phase:
         """Have the engine sleep. Returns whether it does, or somebody has woken it meanwhile."""
@@ -45,22 +48,29 @@ class SleepDesk:
 
     def stay_asleep(self, with_weights: bool) -> None:
         """The latest `TakeAgain` cannot be carried out: what was taken goes back."""
-        self._post(FallAsleep(with_weights=with_weights))
+        self._give(FallAsleep(with_weights=with_weights))
 
     def order(self, order: GiveBack | TakeAgain) -> None:
         """Take an order of the core."""
         self._orders.put_nowait(order)
 
     def reached(self, effect: PhaseReached) -> None:
-        """Tell all who wait."""
+        """Tell all who wait, but for those whose orders the core had not taken yet."""
         waiting, self._waiting = self._waiting, []
-        for each in waiting:
+        for number, each in waiting:
+            if number > effect.num_orders:
+                self._waiting.append((number, each))
             # Whoever asked may have gone.
-            if not each.done():
+            elif not each.done():
                 each.set_result(effect.phase)
 
-    async def _reach(self, order: EngineOrder) -> Phase:
+    async def _reach(self, order: FallAsleep | WakeUp) -> Phase:
         reached: asyncio.Future[Phase] = asyncio.get_running_loop().create_future()
-        self._waiting.append(reached)
-        self._post(order)
+        self._waiting.append((self._give(order), reached))
         return await reached
+
+    def _give(self, order: FallAsleep | WakeUp) -> int:
+        """Post an order; returns its number."""
+        self._num_posted += 1
+        self._post(order)
+        return self._num_posted

@@ -355,6 +355,8 @@ class PhaseReached:
     """The engine is asleep, or is awake, whoever has asked for it."""
 
     phase: Phase
+    num_orders: int
+    """How many orders to sleep or to wake the core had taken by then: later ones may undo it."""
 
 
 Effect = (

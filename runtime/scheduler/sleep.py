@@ -103,6 +103,7 @@ class Sleep:
         self._has_given_back = phase is Phase.ASLEEP
         self._is_wanted_awake = False
         """Whether somebody wants the engine awake as soon as it sleeps."""
+        self._num_orders = 0
         self._since_s = -math.inf
         """The time since which requests wait."""
         self._fewest_left = 0
@@ -140,6 +141,7 @@ class Sleep:
 
         Weights that it has kept so far go as well if they are to.
         """
+        self._num_orders += 1
         self._is_wanted_awake = False
         match self.phase:
             case Phase.AWAKE:
@@ -154,12 +156,13 @@ class Sleep:
                 self._with_weights = True
                 self._give_back()
             case Phase.ASLEEP:
-                self._outbox.emit(PhaseReached(phase=self.phase))
+                self._tell_phase()
             case Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP | Phase.GIVING_BACK:
                 self._with_weights |= with_weights
 
     def wake(self, now_s: float) -> None:
         """Begin to wake; what has not been given back stays as it is."""
+        self._num_orders += 1
         match self.phase:
             case Phase.AWAKE | Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP:
                 self._enter(Phase.AWAKE, now_s)
@@ -212,7 +215,10 @@ class Sleep:
         self.phase = phase
         # What has come due meanwhile has its turn with the next event.
         self._timers.add(now_s)
-        self._outbox.emit(PhaseReached(phase=phase))
+        self._tell_phase()
+
+    def _tell_phase(self) -> None:
+        self._outbox.emit(PhaseReached(phase=self.phase, num_orders=self._num_orders))
 
     def _give_back(self) -> None:
         self.phase, self._has_given_back = Phase.GIVING_BACK, False
