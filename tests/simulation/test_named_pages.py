@@ -7,8 +7,8 @@ from tests.simulation.named_pages import PageInUse
 from tests.simulation.workload import draw_workload, run_workload
 
 
-# Loads that come to reuse such a page: those of seeds 0 to 2 do not.
-@pytest.mark.parametrize("seed", [3, 4, 5])
+# Loads that come to reuse such a page: that of seed 3, which goes by another policy, does not.
+@pytest.mark.parametrize("seed", [4, 5, 6])
 def test_pages_that_rows_on_their_way_name_are_missed(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
