@@ -225,6 +225,9 @@ class Sleep:
         self._gave_weights = self._with_weights
         order = GiveBack(with_weights=self._with_weights, num_lost_pages=self._num_waiting_pages())
         self._outbox.emit(order)
+        # What is lost by then is lost: no plan may come any more, though L2 may take pages again.
+        for lane in self._lanes:
+            lane.backups.give_up()
 
     def _take_again(self) -> None:
         self.phase, self._is_wanted_awake = Phase.WAKING, False

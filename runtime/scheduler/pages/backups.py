@@ -318,6 +318,10 @@ class BackupQueue:
 
     def note_lost_host(self) -> None:
         """Note that HostMemory is gone: there is nowhere to copy pages to."""
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Copy nothing of what waits for its copy."""
         for dirty in self._dirty:
             dirty.clear()
 

@@ -121,6 +121,9 @@ def test_a_host_memory_that_stays_away_is_not_waited_for_and_what_is_lost_is_tol
     driver.wait(11.0)
     driver.run()
     assert (driver.core.phase, driver.num_lost) == (Phase.GIVING_BACK, [5])
+    driver.attach_host()
+    driver.host_turn()
+    assert not driver.plans[0], "its ranks are about to hang up"
 
 
 def test_requests_that_go_on_for_too_long_are_parked_and_go_on_after_the_wake() -> None:
