@@ -25,7 +25,8 @@ async def test_an_engine_of_other_weights_is_left_out_and_named_once(cluster, ca
     assert [name for name in NAMES if asked(cluster, name)] == ["a", "c"]
     await service.disconnect()
     path = cluster.engines["a"].model_path
-    assert caplog.messages == [
+    # Others are told of by information, which other tests may have asked for.
+    assert [each for each in caplog.messages if "is not used" in each] == [
         f"engine b is not used: it serves {path}, which differs from what a serves, {path}, in "
         "fingerprint"
     ]

@@ -45,6 +45,7 @@ class Expected:
     max_tokens: int
     endings: tuple[str, ...] = ("length",)
     is_listening: bool = True
+    salt: str | None = None
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -88,7 +89,7 @@ class CoreMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             max_model_len=MAX_TOKENS,
             max_running_requests=3,
-            max_waiting_requests=10,
+            max_waiting_requests=MAX_WAITING,
             prefill_budget_tokens=BUDGET_TOKENS,
             chunked_prefill=is_chunked,
             has_host_memory=True,
@@ -152,12 +153,19 @@ class CoreMachine(RuleBasedStateMachine):
 
         stats = self.driver.core.stats()
         fields = {"max_tokens": max_tokens, "priority": priority, "cache_salt": salt}
+        num_open = sum(self.expected[each].salt == salt for each in self.open_names())
         fields["routing_key"] = [None, "a", "b"][num_own % 3]
         name = self.driver.submit([*shared, *own], name=ended, **fields)
         num_prompt = num_shared + num_own
-        self.expected[name] = Expected(num_prompt, min(max_tokens, MAX_TOKENS - num_prompt))
-        if stats["num_requests_waiting"] >= 10:
-            self.expected[name].endings = ("Overloaded",)
+        self.expected[name] = expected = Expected(
+            num_prompt, min(max_tokens, MAX_TOKENS - num_prompt), salt=salt
+        )
+        num_left = MAX_WAITING - stats["num_requests_waiting"]
+        if num_left <= 0:
+            expected.endings = ("Overloaded",)
+        elif salt is not None and num_open >= num_left:
+            # A tenant may have as many waiting as there are places left.
+            expected.endings = ("length", "Overloaded")
 
     @rule(prefix=st.integers(0, 2), lengths=st.lists(st.integers(12, 30), min_size=2, max_size=5))
     def submit_together(self, *, prefix: int, lengths: list[int]) -> None:
