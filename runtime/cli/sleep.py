@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raydix.errors import EngineAsleep, EngineDead, RaydixError
+from raydix.errors import BadRequest, EngineAsleep, EngineDead, RaydixError
 from raydix.runtime.config.capacity import format_bytes
 
 Engine = Annotated[str, typer.Argument(help="An engine of this host, as `raydix status` names it.")]
@@ -43,6 +43,8 @@ def switch(
 
 
 async def _switch(asleep: str, awake: str) -> list[str]:
+    if asleep == awake:
+        raise BadRequest(f"A and B are both {asleep}; expected two engines, which take turns.")
     # Before A is drained for nothing.
     await _call(awake, "phase")
     slept = await _sleep(asleep, True)

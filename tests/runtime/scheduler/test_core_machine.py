@@ -23,6 +23,7 @@ from tests.runtime.scheduler.page_census import check_pages
 
 NUM_LANES = 2
 MAX_TOKENS = 44
+MAX_WAITING = 10
 BUDGET_TOKENS = 8
 FULL = BASE.layout
 SEEN = FULL.groups[0]
