@@ -19,10 +19,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.device.gpu_timing import Work, capture, graph_us, median_ms
-from benchmarks.device.gpus import require_gpus
-from benchmarks.fp8 import EXPERT_SHAPES, LINEAR_SHAPES, ExpertShape, linear_of_bf16, print_ways
-from benchmarks.records.command_line import add_commit, add_results, make_parser, run
-from benchmarks.records.record import Figure, report
+from benchmarks.fp8 import (
+    EXPERT_SHAPES,
+    LINEAR_SHAPES,
+    ExpertShape,
+    ProductBench,
+    linear_of_bf16,
+    print_ways,
+    ratio_figures,
+)
+from benchmarks.records.command_line import run
+from benchmarks.records.record import Figure
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.int4.form import MIDDLE, Int4Groups
 from raydix.kernels.int4.int4_experts import int4_experts
@@ -135,18 +142,9 @@ class Experts:
         return _us(self.works(num_tokens, [tiles])[1][0])
 
 
-def ratio_figures(name: str, num_tokens: int, bf16_us: float, int4_us: float) -> list[Figure]:
-    """What both take, and the speedup with its bar."""
+def _figures(name: str, num_tokens: int, bf16_us: float, int4_us: float) -> list[Figure]:
     where = f"{name}, {num_tokens} tokens"
-    return [
-        Figure(name=where, value=int4_us, unit="us", baseline=bf16_us, baseline_name="bf16"),
-        Figure(
-            name=f"{where}, speedup",
-            value=bf16_us / int4_us,
-            unit="1",
-            min_value=min_speedup(num_tokens),
-        ),
-    ]
+    return ratio_figures(where, bf16_us, int4_us, min_speedup(num_tokens))
 
 
 def measure_linear() -> list[Figure]:
@@ -155,7 +153,7 @@ def measure_linear() -> list[Figure]:
     for name, size in LINEAR_SHAPES.items():
         linear = Linear(*size)
         for count in NUM_TOKENS:
-            figures += ratio_figures(name, count, linear.bf16_us(count), linear.int4_us(count))
+            figures += _figures(name, count, linear.bf16_us(count), linear.int4_us(count))
     return figures
 
 
@@ -167,7 +165,7 @@ def measure_experts() -> list[Figure]:
         for count in NUM_TOKENS:
             bf16, [int4] = experts.works(count)
             times = median_ms(bf16) * 1e3, median_ms(int4) * 1e3
-            figures += ratio_figures(f"{shape.name} experts", count, *times)
+            figures += _figures(f"{shape.name} experts", count, *times)
     return figures
 
 
@@ -236,32 +234,15 @@ def _tried(name: str, measure: Callable[[], float]) -> dict[str, float]:
         return {}
 
 
-def main() -> int:
-    """Measure and report, or tune."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--tune", action="store_true", help="print candidates, and no record")
-    parser.add_argument("--tokens", default=None, help="numbers of tokens to tune for, by commas")
-    parser.add_argument("--only", choices=("linear", "experts"), help="tune these alone")
-    add_results(parser, help="folder for the record")
-    add_commit(parser)
-    arguments = parser.parse_args()
-    require_gpus(1)
-    torch.manual_seed(0)
-
-    if arguments.tune:
-        chosen = arguments.tokens
-        counts = NUM_TOKENS if chosen is None else tuple(map(int, chosen.split(",")))
-        print(torch.cuda.get_device_name(), torch.__version__, flush=True)
-        if arguments.only != "experts":
-            tune_linear(counts)
-        if arguments.only != "linear":
-            tune_experts(counts)
-        return 0
-
-    figures = measure_linear() + measure_experts()
-    config = {"gpu": torch.cuda.get_device_name(), "linear": LINEAR_SHAPES, "group": GROUP}
-    return report("int4", config, figures, keep_in=arguments.results, at_commit=arguments.commit)
-
+INT4 = ProductBench(
+    name="int4",
+    description=__doc__,
+    num_tokens=NUM_TOKENS,
+    measure=lambda: measure_linear() + measure_experts(),
+    tune_linear=tune_linear,
+    tune_experts=tune_experts,
+    config={"group": GROUP},
+)
 
 if __name__ == "__main__":
-    run(main)
+    run(INT4.main)

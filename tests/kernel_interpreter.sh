@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 readonly FOLDER=${FOLDER:-.venv/interpreter}
-readonly INSTALL_S=${INSTALL_S:-300} TEST_S=${TEST_S:-600}
+readonly INSTALL_S=${INSTALL_S:-300} TEST_S=${TEST_S:-1200}
 WANTED="--no-deps $(.venv/bin/python -c "import tomllib; \
 print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['interpreter'])")"
 readonly WANTED

@@ -2,6 +2,7 @@
 # Tests of storage backends, and of pulls by NIXL, that `make test` cannot run, because their libraries are no dependencies of Raydix.
 #
 #   storage_environments.sh run [NAME]   per backend: make an environment, then run its tests there
+#   storage_environments.sh run pulls    tests of pulls in NIXL's environment; by name alone, as UCX's processes keep cores busy
 #
 # What cannot be installed is reported as skipped, with the reason; only a failing test fails.
 set -uo pipefail
@@ -51,6 +52,17 @@ for found in json.load(sys.stdin):
         print(found['detail'])"
 }
 
+tests_of() {
+    case $1 in
+        pulls) echo "tests/runtime/actors/pulls" ;;
+        *)
+            echo "tests/runtime/storage tests/exactness/test_corruption.py tests/exactness/test_storage_backends.py" \
+                "tests/exactness/test_storage_faults.py"
+            ;;
+    esac
+}
+
+# Run the tests for $2 in the environment of backend $1.
 run_environment() {
     local reason
     reason=$(make_environment "$1") && reason=$(why_unusable "$1")
@@ -58,11 +70,10 @@ run_environment() {
         summary+=("$1: skipped, $reason")
         return 0
     fi
-    OMP_NUM_THREADS=1 timeout "$TEST_S" "$FOLDER/$1/bin/python" -m pytest -q -p no:cacheprovider -k "$1" \
-        tests/runtime/storage tests/exactness/test_corruption.py tests/exactness/test_storage_backends.py \
-        tests/exactness/test_storage_faults.py tests/runtime/actors/pulls
+    # shellcheck disable=SC2046
+    OMP_NUM_THREADS=1 timeout "$TEST_S" "$FOLDER/$1/bin/python" -m pytest -q -p no:cacheprovider -k "$1" $(tests_of "$2")
     local code=$?
-    if [ $code = 0 ]; then summary+=("$1: passed"); else summary+=("$1: FAILED with code $code"); fi
+    if [ $code = 0 ]; then summary+=("$2: passed"); else summary+=("$2: FAILED with code $code"); fi
     return $code
 }
 
@@ -71,7 +82,7 @@ case ${1:-} in
         summary=() failed=0
         mkdir -p "$FOLDER"
         for name in ${2:-s3 mooncake nixl aibrix}; do
-            run_environment "$name" || failed=1
+            run_environment "${name/pulls/nixl}" "$name" || failed=1
         done
         printf 'storage backend %s\n' "${summary[@]}"
         exit $failed

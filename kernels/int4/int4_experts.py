@@ -13,11 +13,12 @@ from raydix.kernels.dense.activation import activate, glu_constants, offset_up
 from raydix.kernels.dense.glu_form import GluForm
 from raydix.kernels.int4.int4_dot import add_step, load_bytes, load_inputs, low_places
 from raydix.kernels.int4.tiles import ExpertTiles, Int4Tile, expert_tiles, step_depth
-from raydix.kernels.int4.weight_inputs import check_experts, precision_of
+from raydix.kernels.int4.weight_inputs import check_experts
 from raydix.kernels.moe.choice_sum import sum_over_choices
 from raydix.kernels.moe.expert_inputs import num_together
 from raydix.kernels.moe.grouped_gemm import place_of
 from raydix.kernels.moe.permute import ExpertBlocks, permute_by_expert
+from raydix.kernels.precision import precision_of
 from raydix.kernels.weights.int4_weight import Int4Weight
 
 

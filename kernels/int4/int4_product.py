@@ -19,7 +19,8 @@ from raydix.kernels.device.gpu import capability, num_sms
 from raydix.kernels.int4.int4_dot import add_step, load_bytes, load_inputs, low_places
 from raydix.kernels.int4.restoring import restore
 from raydix.kernels.int4.tiles import LinearTiles, linear_tiles, step_depth
-from raydix.kernels.int4.weight_inputs import check_weight, precision_of
+from raydix.kernels.int4.weight_inputs import check_weight
+from raydix.kernels.precision import precision_of
 from raydix.kernels.weights.int4_weight import Int4Weight
 
 

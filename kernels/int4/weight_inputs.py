@@ -66,8 +66,3 @@ def check_experts(
     if gate_up.numbers.bias_O is not None or down.numbers.bias_O is not None:
         raise ValueError("The experts have biases; expected experts of four bits without.")
     check_choices(x_TC, weights_TK, expert_ids_TK)
-
-
-def precision_of(dtype: torch.dtype) -> str | None:
-    """How a product of this dtype is computed: float32 as IEEE has it."""
-    return "ieee" if dtype == torch.float32 else None

@@ -29,6 +29,7 @@ from raydix.kernels.moe.expert_inputs import (
 )
 from raydix.kernels.moe.expert_tiles import TileShape, choose_tiles
 from raydix.kernels.moe.permute import ExpertBlocks, permute_by_expert
+from raydix.kernels.precision import precision_of
 
 _MIN_LEFT_ROWS = tl.constexpr(64)
 """The number of a block's rows from which on they are the left operand of the product."""
@@ -88,10 +89,6 @@ def _num_programs(blocks: ExpertBlocks, num_columns: int, shape: TileShape) -> i
     return min(capacity, num_sms(device) * shape.programs_per_sm)
 
 
-def _precision(dtype: torch.dtype) -> str | None:
-    return "ieee" if dtype == torch.float32 else None
-
-
 def _gate_up(
     x_TC: Tensor,
     gate_up_EIC: Tensor,
@@ -138,7 +135,7 @@ def _gate_up(
         KIND=kind,
         SLOPE=slope,
         LIMIT=limit,
-        PRECISION=_precision(x_TC.dtype),
+        PRECISION=precision_of(x_TC.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )
@@ -175,7 +172,7 @@ def _down(
         COLUMNS=shape.columns,
         DEPTH=shape.depth,
         TOGETHER=num_together(down_ECI),
-        PRECISION=_precision(x_XI.dtype),
+        PRECISION=precision_of(x_XI.dtype),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

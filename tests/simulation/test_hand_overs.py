@@ -239,7 +239,7 @@ def is_over_after_a_hint(*, hold: bool) -> bool:
     hints.tell_due(told)
     first.run(lambda: rest.ending is not None)
     open_names.clear()
-    hints.tell_due(told)
+    hints.note_released(RequestId("split"), told)
     passed: list[bool] = []
     second.after(0.5, lambda: passed.append(True))
     second.run(lambda: bool(passed))
