@@ -54,6 +54,11 @@ from raydix.runtime.cli.service import (
     rule_of,
     serve_services,
 )
+from raydix.runtime.cli.service_roles import (
+    PrefillNodes,
+    configs_by_role,
+    require_possible_roles,
+)
 from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -101,6 +106,7 @@ def serve(
     cors_origins: CorsOrigins = None,
     nodes: Nodes = None,
     autoscale: Autoscale = None,
+    prefill_nodes: PrefillNodes = None,
     routing: Routing = RoutingPolicyName.KV,
 ) -> None:
     """Start an engine, or one on each of several nodes, or those of several models, until Ctrl-C.
@@ -118,6 +124,7 @@ def serve(
         raise ConfigError("--listen is for one engine; those of a service listen on their nodes.")
     if rule is None and routing is not RoutingPolicyName.KV:
         raise ConfigError("--routing chooses among several engines. Add --nodes N or --autoscale.")
+    require_possible_roles(prefill_nodes, rule, routing)
     options = HttpOptions(
         http, http_replicas, keys, tuple(model_name or ()), tuple(cors_origins or ())
     )
@@ -125,6 +132,7 @@ def serve(
         options = options.of_service()
     for config in configs:
         require_distinct_ports(config, http=http, listen=listen)
+        configs_by_role(config, prefill_nodes)
     require_one_cluster(configs)
     front = read_http_options(options, address)
     models = model_names_of(options.model_names, [config.model.path for config in configs])
@@ -136,7 +144,7 @@ def serve(
     if rule is None:
         what = EngineOptions(name, address, drain_s, listen, secret_file)
     else:
-        what = ServiceOptions(name, address, rule, drain_s, routing)
+        what = ServiceOptions(name, address, rule, drain_s, routing, prefill_nodes)
     with logging_to_console(format_json if log_json else format_text, _ACTOR):
         _keep_up(dict(zip(models, configs, strict=True)), what, front)
 

@@ -5,12 +5,13 @@ import contextlib
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydix.errors import ConfigError
+from raydix.runtime.cli.service_roles import configs_by_role
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
@@ -86,10 +87,12 @@ class ServiceOptions:
     address: str | None
     """The address of the Ray cluster; None: the one at hand, else a private one."""
     rule: "ScaleRule"
-    """How many engines there are to be."""
+    """How many engines there are to be, those for prefill among them."""
     drain_s: float
     routing: RoutingPolicyName
     """How its ingresses choose the engine of a request."""
+    num_prefill: int | None = None
+    """How many engines have the role prefill; None: as the configuration says, all or none."""
 
 
 def service_names(name: str, models: Sequence[str]) -> dict[str, str]:
@@ -167,6 +170,7 @@ def _service_of(
     from raydix.runtime.actors.bootstrap.launch import check_config, pinned
     from raydix.runtime.actors.service.owner import EngineService
     from raydix.runtime.actors.service.ray_launcher import RayLauncher
+    from raydix.runtime.actors.service.roles import ServiceRoles
     from raydix.runtime.actors.service.scale import Scaler
     from raydix.runtime.actors.supervision.restarts import Supervision
 
@@ -174,9 +178,14 @@ def _service_of(
     ports = {"metrics_port": None, "dashboard_port": None}
     config = pinned(load_config(config, {"ray": ports}))
     supervision = Supervision(drain_timeout_s=options.drain_s)
-    launcher = RayLauncher(name, config, supervision, checking=check_config(config))
+    configs = configs_by_role(config, options.num_prefill)
+    launcher = RayLauncher(name, configs, supervision, checking=check_config(config))
+
+    roles = ServiceRoles(usual=config.role, num_prefill=options.num_prefill or 0)
+    fewest, most = options.rule.fewest - roles.num_prefill, options.rule.most - roles.num_prefill
+    rule = replace(options.rule, fewest=fewest, most=most)
     num_slots = config.parallel.dp * config.scheduler.max_running_requests
-    return EngineService(name, launcher, Scaler(options.rule, num_slots), former)
+    return EngineService(name, launcher, Scaler(rule, num_slots), roles, former)
 
 
 async def _keep_up(

@@ -23,7 +23,7 @@ def service_table(engines: Sequence[Row]) -> Table:
     Scheduler has seen.
     """
     table = Table(box=None, pad_edge=False)
-    for title in ("engine", "node", "state"):
+    for title in ("engine", "node", "role", "state"):
         table.add_column(title, no_wrap=True)
     for title in ("up", "wait", *_COUNTS, *_TITLES.values(), "pulled pages", "restarts"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -33,10 +33,12 @@ def service_table(engines: Sequence[Row]) -> Table:
         place = _place(each["address"], each["node"])
         told = (_time(each["up_s"]), _time(each["prompt_wait_s"]), *_told(each))
         weights = "" if each["fingerprint"] is None else f", model {each['fingerprint'][:_SHORT]}"
-        table.add_row(each["name"], place, each["state"], *told, f"{each['version']}{weights}")
+        table.add_row(
+            each["name"], place, each["role"], each["state"], *told, f"{each['version']}{weights}"
+        )
     if len(engines) > 1:
         table.add_section()
-        table.add_row("all", "", "", "", "", *_told(_added(engines)))
+        table.add_row("all", "", "", "", "", "", *_told(_added(engines)))
     return table
 
 

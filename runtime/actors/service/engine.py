@@ -13,6 +13,7 @@ from raydix.runtime.actors.service.plan import EngineState, EngineView
 from raydix.runtime.actors.service.rows import load_row
 from raydix.runtime.actors.service.scale import EngineLoad, load_of
 from raydix.runtime.actors.threads import on_thread
+from raydix.runtime.config.policies import EngineRole
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +24,11 @@ _ANSWER_S = 2.0
 class ServiceEngine:
     """Owns: what has become of one engine that the service has started."""
 
-    def __init__(self, name: str, number: int, node: str) -> None:
+    def __init__(self, name: str, number: int, node: str, role: EngineRole) -> None:
         self.name = name
         self.number = number
         self.node = node
+        self.role = role
         self.failure: RaydixError | None = None
         """Why it could not start."""
         self.fingerprint: str | None = None
@@ -40,11 +42,19 @@ class ServiceEngine:
     @property
     def view(self) -> EngineView:
         """What the service goes by."""
-        return EngineView(name=self.name, number=self.number, node=self.node, state=self._state)
+        return EngineView(
+            name=self.name,
+            number=self.number,
+            node=self.node,
+            role=self.role,
+            state=self._state,
+        )
 
     async def live(self, launcher: Launcher, on_serving: Callable[[], None]) -> None:
         """Start it, and return once it has ended and has given everything back."""
-        starting = on_thread(self.name, launcher.start, self.name, self.node, self._control)
+        starting = on_thread(
+            self.name, launcher.start, self.name, self.node, self.role, self._control
+        )
         try:
             self._started = await asyncio.wrap_future(starting)
             self.fingerprint = (await self._started.call("client_facts"))["fingerprint"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from raydix.runtime.actors.bootstrap.start_control import StartControl
+from raydix.runtime.config.policies import EngineRole
 
 
 class StartedEngine(Protocol):
@@ -31,5 +32,5 @@ class Launcher(Protocol):
     def engines(self) -> Sequence[str]:
         """The names of all engines of the service, whoever has started them."""
 
-    def start(self, name: str, node: str, control: StartControl) -> StartedEngine:
+    def start(self, name: str, node: str, role: EngineRole, control: StartControl) -> StartedEngine:
         """Start an engine and wait until it serves. Raises RaydixError, NoRoom among them."""

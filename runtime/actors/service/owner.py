@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import logging
-import math
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from raydix.errors import CheckpointError, ConfigError
@@ -20,11 +21,12 @@ from raydix.runtime.actors.service.plan import (
     Start,
     Waiting,
     next_steps,
-    num_kept,
     waiting_engines,
 )
 from raydix.runtime.actors.service.rests import Rests
+from raydix.runtime.actors.service.roles import RoleCounts, ServiceRoles, kept_roles
 from raydix.runtime.actors.service.scale import Scaler
+from raydix.runtime.config.policies import EngineRole
 from raydix.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -45,29 +47,32 @@ class EngineService:
         name: str,
         launcher: Launcher,
         scaler: Scaler,
+        roles: ServiceRoles,
         former: FormerService | None = None,
     ) -> None:
-        """`former`: the version of the service before this one."""
+        """`scaler`: says how many have the usual role. `former`: the version before this one."""
         self.name = name
         self._launcher = launcher
         self._scaler = scaler
+        self._roles = roles
         if former is not None:
-            scaler.begin_with(former.num_engines)
+            scaler.begin_with(sum(former.roles.values()) - roles.num_prefill)
         self._former = former
         self._engines: dict[str, ServiceEngine] = {}
         self._lives: dict[asyncio.Task[None], ServiceEngine] = {}
         self._rests = Rests()
         self._has_served = False
-        self._lacks_room = False
-        self._fills_room_until_s = -math.inf
-        """The time until which an engine for which room was made has not been found by clients."""
+        self._lacks_room: EngineRole | None = None
+        """The role of an engine that has found no room beside others."""
+        self._fills_room: tuple[EngineRole, float] | None = None
+        """The role of an engine for which room was made, until when clients have not found it."""
         self._waiting: list[Waiting] = []
         """The engines that are wanted and do not start yet."""
         self._latest_number = 0
         self._served_since_s: dict[str, float] = {}
         """Since when each engine serves."""
-        self._kept: tuple[int, float] | None = None
-        """How many engines a later version leaves to this one, and until when that counts."""
+        self._kept: tuple[RoleCounts, float] | None = None
+        """The engines that a later version leaves to this one, and until when that counts."""
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._serves = asyncio.Event()
@@ -108,12 +113,14 @@ class EngineService:
         self._is_stopping = True
         self._changed.set()
 
-    def give_way(self, num_engines: int) -> dict[str, Any]:
-        """Have no more than so many engines, as a later version has others; end without any.
+    def give_way(self, kept: Mapping[str, int]) -> dict[str, Any]:
+        """Have no more engines of each role than these, as a later version has others.
 
-        It counts for a while: a later version that dies leaves the service as it was.
+        It ends without any. It counts for a while: a later version that dies leaves the service as
+        it was.
         """
-        self._kept = (num_engines, time.monotonic() + _GIVING_WAY_S)
+        roles = {EngineRole(role): number for role, number in kept.items()}
+        self._kept = (roles, time.monotonic() + _GIVING_WAY_S)
         self._changed.set()
         return self.describe()
 
@@ -122,10 +129,16 @@ class EngineService:
         views = sorted((each.view for each in self._engines.values()), key=lambda one: one.number)
         return {
             "service": self.name,
-            "wanted": self._scaler.num_wanted,
+            "wanted": sum(self._wanted.values()),
             "is_giving_way": self._kept is not None,
             "engines": [
-                {"name": each.name, "node": each.node, "state": each.state.value} for each in views
+                {
+                    "name": each.name,
+                    "node": each.node,
+                    "role": each.role.value,
+                    "state": each.state.value,
+                }
+                for each in views
             ],
             "waiting": [
                 {"engines": each.num_engines, "for": each.reason} for each in self._waiting
@@ -156,49 +169,55 @@ class EngineService:
     @property
     def has_given_way(self) -> bool:
         """Whether a later version has taken over."""
-        return self._kept is not None and self._kept[0] == 0
+        return self._kept is not None and not any(self._kept[0].values())
 
     @property
-    def _num_serving(self) -> int:
-        views = [each.view for each in self._engines.values()]
-        return sum(each.state is EngineState.SERVING for each in views)
+    def _wanted(self) -> RoleCounts:
+        """The engines that are wanted while no later version takes over."""
+        return self._roles.wanted(self._scaler.num_wanted)
 
-    def _num_followers(self, now_s: float) -> int:
-        """How many engines serve that those of the former version may leave their place to.
+    def _followers(self, now_s: float) -> RoleCounts:
+        """The engines that serve and that those of the former version may leave their place to.
 
         An engine counts once whoever routes has found it: what is sent to the former until then is
         refused where no other is known, or none of the same version.
         """
-        return sum(
-            each.view.state is EngineState.SERVING
-            and now_s - self._served_since_s.get(each.name, now_s) >= _FOUND_S
+        return Counter(
+            each.role
             for each in self._engines.values()
+            if each.view.state is EngineState.SERVING
+            and now_s - self._served_since_s.get(each.name, now_s) >= _FOUND_S
         )
 
-    def _num_to_have(self, now_s: float) -> int:
+    def _to_have(self, now_s: float) -> RoleCounts:
         if self._kept is not None and now_s > self._kept[1]:
             logger.warning("the later version of %s is gone; this one goes on", self.name)
             self._kept = None
         if self._is_stopping:
-            return 0
-        wanted = self._scaler.num_wanted
-        return wanted if self._kept is None else min(self._kept[0], wanted)
+            return {}
+        wanted = self._wanted
+        return wanted if self._kept is None else Counter(self._kept[0]) & Counter(wanted)
 
     async def _scale(self, now_s: float) -> None:
-        """Change how many engines are wanted by what they have to do."""
-        engines = list(self._engines.values())
+        """Change how many engines are wanted by what those of the usual role have to do.
+
+        Where too few compute prompts for them, whole requests come to them, too.
+        """
+        engines = [each for each in self._engines.values() if each.role is self._roles.usual]
         told = await asyncio.gather(*(each.load() for each in engines))
         loads = {
             each.name: load for each, load in zip(engines, told, strict=True) if load is not None
         }
         before = self._scaler.num_wanted
-        load = self._scaler.note(loads, self._num_serving, now_s)
+        num_serving = sum(each.view.state is EngineState.SERVING for each in engines)
+        load = self._scaler.note(loads, num_serving, now_s)
         if self._scaler.num_wanted != before:
+            num_prefill = self._roles.num_prefill
             logger.info(
                 "service %s is to have %d engines, not %d: %d requests wait, for %.1f s, %d run",
                 self.name,
-                self._scaler.num_wanted,
-                before,
+                self._scaler.num_wanted + num_prefill,
+                before + num_prefill,
                 load.num_waiting,
                 load.wait_s,
                 load.num_running,
@@ -209,39 +228,43 @@ class EngineService:
         if not self._scaler.is_fixed and self._kept is None:
             await self._scale(now_s)
         views = [each.view for each in self._engines.values()]
-        num_serving = self._num_followers(now_s)
-        # Else the former would start another one in the place of that which has made room.
-        lacks_room = self._lacks_room or now_s < self._fills_room_until_s
-        if self._former is not None and self.has_former and num_serving + lacks_room > 0:
-            kept = num_kept(
-                self._former.num_engines,
-                num_serving=num_serving,
-                num_wanted=self._scaler.num_wanted,
-                lacks_room=lacks_room,
-            )
-            await self._former.keep(kept)
-
+        await self._replace_former(now_s)
         nodes = await asyncio.to_thread(self._launcher.nodes)
-        resting, num_wanted = self._rests.resting(now_s), self._num_to_have(now_s)
+        resting, wanted = self._rests.resting(now_s), self._to_have(now_s)
         steps = next_steps(
             views,
             nodes=nodes,
             resting=resting,
-            num_former={} if self._former is None else self._former.num_by_node(),
-            num_wanted=num_wanted,
+            former={} if self._former is None else self._former.roles_by_node(),
+            wanted=wanted,
             # Beside an earlier version they come one after the other.
             max_starting=1 if self.has_former else len(nodes),
         )
         for step in steps:
             match step:
-                case Start(node=node):
-                    await self._start(node)
+                case Start(node=node, role=role):
+                    await self._start(node, role)
                 case Drain(name=name) | GiveUp(name=name):
                     self._engines[name].drain()
         views = [each.view for each in self._engines.values()]
+        num_wanted = sum(wanted.values())
         self._note_waiting(
             waiting_engines(views, nodes=nodes, resting=resting, num_wanted=num_wanted)
         )
+
+    async def _replace_former(self, now_s: float) -> None:
+        """Let engines of the former version end, as far as this one has others in their place."""
+        serving, lacks_room = self._followers(now_s), self._lacks_room
+        if lacks_room is None and self._fills_room is not None and now_s < self._fills_room[1]:
+            # Else the former would start another one in the place of that which has made room.
+            lacks_room = self._fills_room[0]
+        if self._former is None or not self.has_former:
+            return
+        if serving or lacks_room is not None:
+            kept = kept_roles(
+                self._former.roles, serving=serving, wanted=self._wanted, lacks_room=lacks_room
+            )
+            await self._former.keep(kept)
 
     def _note_waiting(self, waiting: list[Waiting]) -> None:
         """Say which engines wait, and for what, whenever that has changed."""
@@ -252,20 +275,20 @@ class EngineService:
             logger.info(
                 "service %s wants %d engines; %d wait for %s",
                 self.name,
-                self._scaler.num_wanted,
+                sum(self._wanted.values()),
                 each.num_engines,
                 each.reason,
             )
 
-    async def _start(self, node: str) -> None:
+    async def _start(self, node: str, role: EngineRole) -> None:
         there = list(await asyncio.to_thread(self._launcher.engines))
         there += [] if self._former is None else self._former.engines
         self._latest_number = max(self._latest_number + 1, next_number(self.name, there))
         engine = ServiceEngine(
-            engine_name(self.name, self._latest_number), self._latest_number, node
+            engine_name(self.name, self._latest_number), self._latest_number, node, role
         )
         self._engines[engine.name] = engine
-        logger.info("engine %s starts on node %s", engine.name, node)
+        logger.info("engine %s, role %s, starts on node %s", engine.name, role, node)
         life = asyncio.create_task(
             engine.live(self._launcher, lambda: self._note_serving(engine)), name=engine.name
         )
@@ -274,9 +297,9 @@ class EngineService:
 
     def _note_serving(self, engine: ServiceEngine) -> None:
         now_s = time.monotonic()
-        if self._lacks_room:
-            self._fills_room_until_s = now_s + _FOUND_S
-        self._has_served, self._lacks_room = True, False
+        if self._lacks_room is not None:
+            self._fills_room = (self._lacks_room, now_s + _FOUND_S)
+        self._has_served, self._lacks_room = True, None
         self._served_since_s[engine.name] = now_s
         self._rests.note_success(engine.node)
         self._changed.set()
@@ -291,9 +314,9 @@ class EngineService:
             self._served_since_s.pop(engine.name, None)
             if engine.failure is None or engine.view.state is EngineState.DRAINING:
                 continue
-            self._lacks_room = isinstance(engine.failure, NoRoom)
+            self._lacks_room = engine.role if isinstance(engine.failure, NoRoom) else None
             is_users = isinstance(engine.failure, ConfigError | CheckpointError)
-            if is_users and not self._lacks_room and not self._has_served:
+            if is_users and self._lacks_room is None and not self._has_served:
                 raise engine.failure
             logger.warning("engine %s does not start: %s", engine.name, engine.failure)
             self._rests.note_failure(engine.node, str(engine.failure), now_s)

@@ -1,8 +1,12 @@
 """Which engines of a service to start, drain and give up. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from raydix.runtime.actors.service.roles import RoleCounts, missing_roles
+from raydix.runtime.config.policies import EngineRole
 
 
 class EngineState(StrEnum):
@@ -22,14 +26,16 @@ class EngineView:
     """The place in the order in which the engines of the service were started."""
     node: str
     """The id of the Ray node where it runs."""
+    role: EngineRole
     state: EngineState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Start an engine on this node."""
+    """Start an engine of this role on this node."""
 
     node: str
+    role: EngineRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +69,14 @@ def next_steps(
     *,
     nodes: Sequence[str],
     resting: Collection[str],
-    num_former: Mapping[str, int],
-    num_wanted: int,
+    former: Mapping[str, Sequence[EngineRole]],
+    wanted: RoleCounts,
     max_starting: int,
 ) -> list[Step]:
-    """What brings a service from these engines to `num_wanted`, one of them on a node.
+    """What brings a service from these engines to those that are `wanted`, one of them on a node.
 
     nodes: the ids of all nodes that live. resting: those where no start is to be tried yet, as one
-    has failed. num_former: how many engines of an earlier version of the service a node has.
+    has failed. former: the roles of the engines of an earlier version that a node has.
     max_starting: how many engines may start at once. A start is called off whose node has ended, or
     whose engine is not wanted any more; an engine that serves is drained, the latest first.
     """
@@ -80,23 +86,37 @@ def next_steps(
 
     starting = _in_state(engines, EngineState.STARTING, without=given_up)
     serving = _in_state(engines, EngineState.SERVING, without=lost)
-    num_surplus = len(starting) + len(serving) - num_wanted
-    if num_surplus > 0:
-        # Who starts serves nobody yet.
-        leaving = (starting[::-1] + serving[::-1])[:num_surplus]
-        return steps + [
-            GiveUp(name=each.name) if each.state is EngineState.STARTING else Drain(name=each.name)
-            for each in leaving
-        ]
+    present = Counter(each.role for each in starting + serving)
+    surplus = present - Counter(wanted)
+    # Who starts serves nobody yet.
+    for each in starting[::-1] + serving[::-1]:
+        if surplus[each.role] > 0:
+            surplus[each.role] -= 1
+            starts = each.state is EngineState.STARTING
+            steps.append(GiveUp(name=each.name) if starts else Drain(name=each.name))
 
     taken = {each.node for each in starting + serving}
     draining = {each.node for each in engines if each.state is EngineState.DRAINING}
     free = [node for node in nodes if node not in taken and node not in resting]
-    # Where an earlier version has computed, L2 is warm. What an engine that drains still holds, the
-    # new one may lack.
-    free.sort(key=lambda node: (node in draining, -num_former.get(node, 0), node))
-    num_starts = min(-num_surplus, max(0, max_starting - len(starting)))
-    return steps + [Start(node=node) for node in free[:num_starts]]
+    num_starts = max(0, max_starting - len(starting))
+    for role in missing_roles(present, wanted)[:num_starts]:
+        if not free:
+            break
+        node = min(free, key=lambda node: _rank(node, role, draining, former.get(node, ())))
+        free.remove(node)
+        steps.append(Start(node=node, role=role))
+    return steps
+
+
+def _rank(
+    node: str, role: EngineRole, draining: Collection[str], former: Sequence[EngineRole]
+) -> tuple[bool, int, int, str]:
+    """How soon an engine of a role is to start on a free node: the smallest comes first.
+
+    Where an earlier version has computed, L2 is warm, and an engine of the same role leaves its
+    place to it. What an engine that drains still holds, the new one may lack.
+    """
+    return node in draining, -former.count(role), -len(former), node
 
 
 def waiting_engines(
@@ -141,14 +161,3 @@ def _in_state(
     """The engines in a state, in the order of their numbers."""
     found = [each for each in engines if each.state is state and each not in without]
     return sorted(found, key=lambda each: each.number)
-
-
-def num_kept(num_former: int, *, num_serving: int, num_wanted: int, lacks_room: bool) -> int:
-    """How many of the `num_former` engines of an earlier version are to go on.
-
-    One ends for each of the new version that serves; all do once those are as many as are wanted.
-    lacks_room: the next engine finds no room beside them, so that one of them has to end before it.
-    """
-    if num_serving >= num_wanted:
-        return 0
-    return max(0, num_former - num_serving - int(lacks_room))

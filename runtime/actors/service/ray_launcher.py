@@ -13,21 +13,22 @@ from raydix.runtime.actors.service.ray_engines import engines_of
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.policies import EngineRole
 
 
 class RayLauncher:
-    """A `Launcher` of engines of one configuration, each on a node of Ray."""
+    """A `Launcher` of engines of one model, each on a node of Ray."""
 
     def __init__(
         self,
         service: str,
-        config: EngineConfig,
+        configs: Mapping[EngineRole, EngineConfig],
         supervision: Supervision,
         checking: "Future[StartModel]",
     ) -> None:
-        """`checking`: what the model takes, which all engines have in common."""
+        """`configs`: one for each role, else equal. `checking`: what the model takes."""
         self._service = service
-        self._config = config
+        self._configs = configs
         self._supervision = supervision
         self._checking = checking
 
@@ -44,14 +45,14 @@ class RayLauncher:
         """The names of all engines of the service in the cluster."""
         return engines_of(self._service)
 
-    def start(self, name: str, node: str, control: StartControl) -> EngineHandle:
+    def start(self, name: str, node: str, role: EngineRole, control: StartControl) -> EngineHandle:
         """Start an engine on a node, where clients on others reach it by the node's address."""
         [found] = [each for each in ray.nodes() if each["NodeID"] == node]
         # Its secret is drawn by the engine and told through Ray, as those of pulls are.
         address = found["NodeManagerAddress"]
         gateway = GatewaySettings(address=TcpAddress(address, 0), secret=None)
         return start_engine(
-            self._config,
+            self._configs[role],
             name,
             supervision=self._supervision,
             gateway=gateway,

@@ -1,11 +1,15 @@
 """What `raydix serve` makes of several models, and of how many engines there are to be."""
 
+from typing import Any
+
 import pytest
 
 from raydix.errors import ConfigError
 from raydix.runtime.cli.http_front import model_names_of
 from raydix.runtime.cli.service import require_one_cluster, rule_of, service_names
+from raydix.runtime.cli.service_roles import configs_by_role, require_possible_roles
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.policies import EngineRole, RoutingPolicyName
 
 
 def test_times_of_a_rule_are_told_after_its_bounds() -> None:
@@ -55,3 +59,46 @@ def test_models_of_one_cluster_agree_on_it() -> None:
     other = load_config({"model": {"path": "/b"}, "ray": {"metrics_port": 1234}})
     with pytest.raises(ConfigError, match="Let these sections be equal"):
         require_one_cluster([one, other])
+
+
+def test_engines_for_prefill_have_the_configuration_of_the_others_but_for_their_role() -> None:
+    cache = {"l2": {"bytes_per_node": "4MiB", "pull": {}}}
+    config = load_config({"model": {"path": "/a"}, "role": "decode", "cache": cache})
+    assert configs_by_role(config, None) == {EngineRole.DECODE: config}
+    made = configs_by_role(config, 1)
+    assert set(made) == {EngineRole.DECODE, EngineRole.PREFILL}
+    assert made[EngineRole.DECODE] == config
+    prefill = made[EngineRole.PREFILL]
+    assert load_config(prefill, {"role": "decode"}) == config
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"role": "prefill"}, "none would go on"),
+        ({}, "cache.l2.pull is not set"),
+        ({"cache": {"l2": None}}, "cache.l2.pull is not set"),
+        (
+            {"cache": {"write_policy": "write_back", "l2": {"ratio": 2.0, "pull": {}}}},
+            "for these engines: .*expected write_through",
+        ),
+    ],
+)
+def test_engines_for_prefill_that_could_hand_nothing_over_are_refused(
+    sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configs_by_role(load_config({"model": {"path": "/a"}, **sections}), 1)
+
+
+def test_somebody_has_to_go_on_with_what_engines_for_prefill_begin() -> None:
+    kv = RoutingPolicyName.KV
+    require_possible_roles(None, None, kv)
+    require_possible_roles(1, rule_of(2, None, 1), kv)
+    require_possible_roles(2, rule_of(None, "3:4", 1), kv)
+    with pytest.raises(ConfigError, match="there is one engine"):
+        require_possible_roles(1, None, kv)
+    with pytest.raises(ConfigError, match="as few as 2 engines; expected is 3 of --nodes"):
+        require_possible_roles(2, rule_of(None, "2:4", 1), kv)
+    with pytest.raises(ConfigError, match="knows no roles; expected --routing kv"):
+        require_possible_roles(1, rule_of(2, None, 1), RoutingPolicyName.SESSION)

@@ -23,10 +23,13 @@ STATS: dict[str, Any] = {
 
 
 def row(name: str, stats: dict[str, Any] | None, **own: Any) -> dict[str, Any]:
-    facts = {"state": "serves", "address": "10.0.0.3", "node": "f3a1b2c4d5", "version": "0.1.0"}
     return {
         "name": name,
-        **facts,
+        "role": "decode",
+        "state": "serves",
+        "address": "10.0.0.3",
+        "node": "f3a1b2c4d5",
+        "version": "0.1.0",
         "up_s": 4000.0,
         "fingerprint": "aabbccddee",
         **load_row(stats),
@@ -46,7 +49,17 @@ def cells(line: list[str]) -> list[str]:
 def test_an_engine_has_its_node_its_load_and_where_its_prompts_came_from() -> None:
     line = cells(told(row("prod/1", STATS))[1])
     assert line == [
-        *("prod/1", "10.0.0.3 (f3a1b2c4)", "serves", "66.7 min", "0.412 s", "3", "0", "12"),
+        *(
+            "prod/1",
+            "10.0.0.3 (f3a1b2c4)",
+            "decode",
+            "serves",
+            "66.7 min",
+            "0.412 s",
+            "3",
+            "0",
+            "12",
+        ),
         *("75%", "0%", "0%", "0%", "25%", "1,203, 2 failed", "1", "0.1.0, model aabbccdd"),
     ]
 
@@ -54,7 +67,7 @@ def test_an_engine_has_its_node_its_load_and_where_its_prompts_came_from() -> No
 def test_an_engine_that_has_told_nothing_is_shown_as_unknown() -> None:
     starting = row("prod/2", None, state="starts", up_s=None, fingerprint=None)
     line = cells(told(starting)[1])
-    assert line == ["prod/2", "10.0.0.3 (f3a1b2c4)", "starts", *["-"] * 12, "0.1.0"]
+    assert line == ["prod/2", "10.0.0.3 (f3a1b2c4)", "decode", "starts", *["-"] * 12, "0.1.0"]
 
 
 def test_all_engines_are_added_up_but_for_what_is_not_told() -> None:

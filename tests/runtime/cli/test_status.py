@@ -244,6 +244,7 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
             {
                 "name": "prod/7",
                 "node": "f3a1",
+                "role": "prefill",
                 "state": "serves",
                 "address": "10.0.0.3",
                 "version": "0.1.0",
@@ -275,5 +276,5 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     status._print_service(console, described)
     told = console.export_text()
     assert "service prod: 2 engines wanted; it goes on" in told
-    assert "prod/7  10.0.0.3 (f3a1)  serves" in told
+    assert "prod/7  10.0.0.3 (f3a1)  prefill  serves" in told
     assert "1 more wait for a node that has none of them." in told

@@ -1,147 +1,26 @@
 """A service whose nodes and engines are made up."""
 
 import asyncio
-import contextlib
-import os
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from raydix.errors import BadRequest, ConfigError, EngineDead, EngineStopped
+from raydix.errors import BadRequest, ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
-from raydix.runtime.actors.bootstrap.placement import NoRoom
-from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.engine_record import find_record
 from raydix.runtime.actors.service import owner
-from raydix.runtime.actors.service.desk import answering, find_former
-from raydix.runtime.actors.service.former import FormerService
-from raydix.runtime.actors.service.owner import EngineService
-from raydix.runtime.actors.service.scale import Scaler, ScaleRule
+from raydix.runtime.actors.service.desk import find_former
+from raydix.runtime.config.policies import EngineRole
 from raydix.version import VERSION
-
-NAME = f"made-up-{os.getpid()}"
-WAIT_S = 60.0
-
-
-class FakeEngine:
-    """Serves until it is killed or shut down."""
-
-    def __init__(
-        self, name: str, node: str, fingerprint: str, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.name = name
-        self.node = node
-        self.fingerprint = fingerprint
-        self.load = (0, 0)
-        """Requests that wait, and that run."""
-        self._loop = loop
-        self._end: asyncio.Future[EngineDead] = loop.create_future()
-
-    @property
-    def is_over(self) -> bool:
-        return self._end.done()
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        if method == "client_facts":
-            return {"fingerprint": self.fingerprint}
-        assert method == "stats"
-        waiting, running = self.load
-        figures = {
-            "num_requests_waiting": waiting,
-            "num_requests_running": running,
-            "num_requests_loading": 0,
-            "queue_times": {"counts": [0, 0], "sum": 0.0},
-        }
-        return {"scheduler": figures}
-
-    async def wait_ended(self) -> None:
-        raise await self._end
-
-    async def shutdown(self) -> None:
-        self.finish(EngineStopped(f"engine {self.name} was shut down"))
-
-    def kill(self) -> None:
-        self.finish(EngineDead(f"engine {self.name} is gone"))
-
-    def finish(self, error: EngineDead) -> None:
-        if not self._end.done():
-            self._end.set_result(error)
-
-
-class FakeCluster:
-    """Nodes, engines on them, and what becomes of starts."""
-
-    def __init__(self, nodes: str) -> None:
-        self.live_nodes = nodes
-        self.made: list[FakeEngine] = []
-        self.max_per_node = 2
-        self.fingerprint = "f1"
-        self.fail: Callable[[str], None] = lambda node: None
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def there(self) -> list[FakeEngine]:
-        return [each for each in self.made if not each.is_over]
-
-    def nodes(self) -> list[str]:
-        return list(self.live_nodes)
-
-    def addresses(self) -> dict[str, str]:
-        return {node: f"10.0.0.{ord(node)}" for node in self.live_nodes}
-
-    def engines(self) -> list[str]:
-        return [each.name for each in self.there]
-
-    def start(self, name: str, node: str, control: StartControl) -> FakeEngine:
-        self.fail(node)
-        if sum(each.node == node for each in self.there) >= self.max_per_node:
-            raise NoRoom(f"node {node} is full")
-        engine = FakeEngine(name, node, self.fingerprint, self._loop)
-        self.made.append(engine)
-        return engine
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_LOOK_S", 0.01)
-    monkeypatch.setattr(owner, "_FOUND_S", 0.0)
-
-
-@contextlib.asynccontextmanager
-async def running(
-    cluster: FakeCluster,
-    num_wanted: int,
-    former: FormerService | None = None,
-    most: int | None = None,
-) -> AsyncIterator[tuple[EngineService, "asyncio.Task[None]"]]:
-    rule = ScaleRule(fewest=num_wanted, most=most or num_wanted, crowded_s=0.0, idle_s=0.0)
-    service = EngineService(NAME, cluster, Scaler(rule, num_slots=4), former)
-    async with answering(service):
-        task = asyncio.create_task(service.run())
-        try:
-            yield service, task
-        finally:
-            service.stop()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not is_true():
-            await asyncio.sleep(0.005)
-
-
-async def former_of() -> FormerService:
-    async with asyncio.timeout(WAIT_S):
-        while (former := await find_former(NAME)) is None:
-            await asyncio.sleep(0.005)
-    return former
-
-
-def serving(service: EngineService) -> dict[str, str]:
-    engines = service.describe()["engines"]
-    return {each["node"]: each["name"] for each in engines if each["state"] == "serves"}
+from tests.runtime.actors.service.made_up_service import (
+    NAME,
+    WAIT_S,
+    FakeCluster,
+    former_of,
+    running,
+    serving,
+    until,
+)
 
 
 async def test_one_engine_serves_on_each_of_so_many_nodes() -> None:
@@ -224,7 +103,7 @@ async def test_a_service_is_as_before_when_the_later_version_dies(
     cluster = FakeCluster("ab")
     async with running(cluster, 2) as (service, _):
         await until(lambda: len(serving(service)) == 2)
-        await (await former_of()).keep(1)
+        await (await former_of()).keep({EngineRole.BOTH: 1})
         await until(lambda: len(serving(service)) == 1)
         with pytest.raises(ConfigError, match="being replaced"):
             await find_former(NAME)

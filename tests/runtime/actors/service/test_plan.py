@@ -2,6 +2,8 @@
 
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from raydix.runtime.actors.service.plan import (
     Drain,
@@ -12,52 +14,59 @@ from raydix.runtime.actors.service.plan import (
     Step,
     Waiting,
     next_steps,
-    num_kept,
     waiting_engines,
 )
+from raydix.runtime.config.policies import EngineRole
 
 STARTING, SERVING, DRAINING = EngineState
+PREFILL, DECODE, BOTH = EngineRole
 
 
-def engine(number: int, node: str, state: EngineState = SERVING) -> EngineView:
-    return EngineView(name=f"s/{number}", number=number, node=node, state=state)
+def engine(
+    number: int, node: str, state: EngineState = SERVING, role: EngineRole = BOTH
+) -> EngineView:
+    return EngineView(name=f"s/{number}", number=number, node=node, role=role, state=state)
+
+
+def start(node: str, role: EngineRole = BOTH) -> Start:
+    return Start(node=node, role=role)
 
 
 def steps(
     engines: list[EngineView],
     nodes: str,
-    num_wanted: int,
+    wanted: int | Mapping[EngineRole, int],
     *,
     resting: str = "",
-    num_former: dict[str, int] | None = None,
+    former: Mapping[str, Sequence[EngineRole]] | None = None,
     max_starting: int = 9,
 ) -> list[Step]:
     return next_steps(
         engines,
         nodes=nodes,
         resting=resting,
-        num_former=num_former or {},
-        num_wanted=num_wanted,
+        former=former or {},
+        wanted={BOTH: wanted} if isinstance(wanted, int) else wanted,
         max_starting=max_starting,
     )
 
 
 def test_each_engine_has_a_node_of_its_own() -> None:
-    assert steps([], "abc", 2) == [Start(node="a"), Start(node="b")]
-    assert steps([engine(1, "a")], "abc", 3) == [Start(node="b"), Start(node="c")]
+    assert steps([], "abc", 2) == [start("a"), start("b")]
+    assert steps([engine(1, "a")], "abc", 3) == [start("b"), start("c")]
     assert steps([engine(1, "a"), engine(2, "b", STARTING)], "ab", 3) == []
 
 
 def test_a_node_that_joins_gets_an_engine_that_is_wanted() -> None:
     engines = [engine(1, "a")]
     assert steps(engines, "a", 2) == []
-    assert steps(engines, "ab", 2) == [Start(node="b")]
+    assert steps(engines, "ab", 2) == [start("b")]
 
 
 def test_an_engine_of_a_dead_node_is_replaced_and_its_start_called_off() -> None:
-    assert steps([engine(1, "x"), engine(2, "b")], "abc", 2) == [Start(node="a")]
+    assert steps([engine(1, "x"), engine(2, "b")], "abc", 2) == [start("a")]
     lost = [engine(1, "x", STARTING), engine(2, "b")]
-    assert steps(lost, "abc", 2) == [GiveUp(name="s/1"), Start(node="a")]
+    assert steps(lost, "abc", 2) == [GiveUp(name="s/1"), start("a")]
 
 
 def test_what_is_not_wanted_drains_the_latest_first_and_starts_before_all() -> None:
@@ -68,29 +77,55 @@ def test_what_is_not_wanted_drains_the_latest_first_and_starts_before_all() -> N
 
 
 def test_a_node_where_a_start_failed_rests_and_its_engine_stays() -> None:
-    assert steps([], "ab", 2, resting="a") == [Start(node="b")]
+    assert steps([], "ab", 2, resting="a") == [start("b")]
     assert steps([engine(1, "a")], "a", 1, resting="a") == []
 
 
 def test_nodes_of_an_earlier_version_come_first_and_those_that_drain_last() -> None:
     engines = [engine(1, "a", DRAINING)]
-    assert steps(engines, "abc", 1, num_former={"c": 1}) == [Start(node="c")]
-    assert steps(engines, "abc", 1) == [Start(node="b")]
-    assert steps(engines, "abc", 1, resting="bc") == [Start(node="a")]
+    assert steps(engines, "abc", 1, former={"c": [BOTH]}) == [start("c")]
+    assert steps(engines, "abc", 1) == [start("b")]
+    assert steps(engines, "abc", 1, resting="bc") == [start("a")]
 
 
 def test_no_more_start_at_once_than_may() -> None:
-    assert steps([], "abc", 3, max_starting=1) == [Start(node="a")]
+    assert steps([], "abc", 3, max_starting=1) == [start("a")]
     assert steps([engine(1, "a", STARTING)], "abc", 3, max_starting=1) == []
 
 
-def test_earlier_engines_end_one_for_each_that_serves() -> None:
-    def kept(num_serving: int, lacks_room: bool = False) -> int:
-        return num_kept(3, num_serving=num_serving, num_wanted=2, lacks_room=lacks_room)
+def test_each_role_has_its_first_engine_before_any_has_its_second() -> None:
+    wanted = {PREFILL: 2, DECODE: 2}
+    assert steps([], "abcd", wanted) == [
+        *(start("a", DECODE), start("b", PREFILL), start("c", DECODE), start("d", PREFILL))
+    ]
+    assert steps([], "a", wanted) == [start("a", DECODE)]
+    assert steps([engine(1, "a", role=PREFILL)], "ab", wanted) == [start("b", DECODE)]
 
-    assert [kept(serving) for serving in range(3)] == [3, 2, 0]
-    assert kept(0, lacks_room=True) == 2
-    assert num_kept(1, num_serving=2, num_wanted=3, lacks_room=False) == 0
+
+def test_the_engine_that_replaces_a_lost_one_has_its_role() -> None:
+    engines = [engine(1, "x", role=PREFILL), engine(2, "a"), engine(3, "b")]
+    wanted = {BOTH: 2, PREFILL: 1}
+    assert steps(engines, "abc", wanted) == [start("c", PREFILL)]
+    engines = [engine(1, "a", role=PREFILL), engine(2, "x", STARTING), engine(3, "b")]
+    assert steps(engines, "abc", wanted) == [GiveUp(name="s/2"), start("c")]
+
+
+def test_engines_of_the_role_of_which_there_are_too_many_drain() -> None:
+    engines = [engine(1, "a", role=PREFILL), engine(2, "b"), engine(3, "c")]
+    assert steps(engines, "abc", {BOTH: 1, PREFILL: 1}) == [Drain(name="s/3")]
+    assert steps(engines, "abc", {BOTH: 2}) == [Drain(name="s/1")]
+    assert steps(engines, "abcd", {BOTH: 1, PREFILL: 2}) == [
+        *(Drain(name="s/3"), start("d", PREFILL))
+    ]
+
+
+def test_an_engine_takes_the_place_of_an_earlier_one_of_its_role() -> None:
+    former = {"a": [BOTH], "b": [PREFILL], "c": [BOTH]}
+    wanted = {BOTH: 2, PREFILL: 1}
+    assert steps([], "abcd", wanted, former=former) == [
+        *(start("a"), start("b", PREFILL), start("c"))
+    ]
+    assert steps([], "bd", {BOTH: 1}, former=former) == [start("b")], "its L2 is warm"
 
 
 def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
@@ -99,18 +134,21 @@ def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
         rng = random.Random(seed)
         engines: dict[str, EngineView] = {}
         nodes, num_wanted, number = "ab", 2, 0
+        wanted: dict[EngineRole, int] = {BOTH: 2}
         for turn in range(60):
             if turn < 40 and rng.random() < 0.3:
                 nodes = "".join(sorted(rng.sample("abcd", rng.randint(1, 4))))
                 num_wanted = rng.randint(0, 4)
-            for step in steps(list(engines.values()), nodes, num_wanted):
+                num_prefill = rng.randint(0, num_wanted)
+                wanted = {PREFILL: num_prefill, BOTH: num_wanted - num_prefill}
+            for step in steps(list(engines.values()), nodes, wanted):
                 match step:
-                    case Start(node=node):
+                    case Start(node=node, role=role):
                         number += 1
-                        engines[f"s/{number}"] = engine(number, node, STARTING)
+                        engines[f"s/{number}"] = engine(number, node, STARTING, role)
                     case Drain(name=name):
                         assert engines[name].state is SERVING
-                        engines[name] = engine(engines[name].number, engines[name].node, DRAINING)
+                        engines[name] = replace(engines[name], state=DRAINING)
                     case GiveUp(name=name):
                         assert engines.pop(name).state is STARTING
             lasting = [one for one in engines.values() if one.state is not DRAINING]
@@ -124,9 +162,11 @@ def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
                     if each.state is DRAINING:
                         del engines[each.name]
                     elif each.node in nodes:
-                        engines[each.name] = engine(each.number, each.node)
+                        engines[each.name] = replace(each, state=SERVING)
         serving = [one for one in engines.values() if one.state is SERVING]
         assert len(serving) == min(num_wanted, len(nodes)), seed
+        roles = Counter(one.role for one in serving)
+        assert all(roles[role] <= number for role, number in wanted.items()), seed
 
 
 def waiting(
