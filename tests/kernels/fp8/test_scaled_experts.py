@@ -126,9 +126,11 @@ def test_every_bucket_is_as_exact_as_bfloat16_allows(
     out = scaled_experts(x.bfloat16(), *rest, form=SiluGlu(), tiles=tiles)
 
     # Rounded to bfloat16 before, as the kernels' is, a hidden layer is rounded to float8 otherwise:
-    # one number that differs by a step of float8 is 2 % of a token's output.
+    # one number that differs by a step of float8 is 2 % of a token's output. A token alone has few
+    # choices over which that could even out.
     expected = reference.scaled_experts(x.bfloat16(), *rest, form=SiluGlu()).float()
-    assert (out.float() - expected).norm() / expected.norm() < 2e-2
+    limit = 4e-2 if tokens == 1 else 2e-2
+    assert (out.float() - expected).norm() / expected.norm() < limit
 
 
 @pytest.mark.gpu
