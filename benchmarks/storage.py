@@ -32,6 +32,7 @@ from benchmarks.stores.storage_direct import (
     DirectRedis,
 )
 from raydix.ids import BatchId, HostPageId, PageKey
+from raydix.plugins.storage.nixl import NixlTransfers
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.arrays import int32_array
@@ -39,7 +40,6 @@ from raydix.runtime.messages.host import ObjectsDone, ObjectStatus, ReadObjects,
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.backends.file import FileBackend
 from raydix.runtime.storage.backends.mooncake import MooncakeBackend
-from raydix.runtime.storage.backends.nixl import NixlTransfers
 from raydix.runtime.storage.backends.redis import RedisBackend
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header, verify_object

@@ -56,7 +56,7 @@ tests_of() {
     case $1 in
         pulls) echo "tests/runtime/actors/pulls" ;;
         *)
-            echo "tests/runtime/storage tests/exactness/test_corruption.py tests/exactness/test_storage_backends.py" \
+            echo "tests/runtime/storage tests/plugins/storage tests/exactness/test_corruption.py tests/exactness/test_storage_backends.py" \
                 "tests/exactness/test_storage_faults.py"
             ;;
     esac

@@ -11,11 +11,8 @@ from raydix.runtime.cli.findings import Finding
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import (
-    AibrixL3Section,
-    FileL3Section,
-    Hf3fsL3Section,
+    FolderL3Section,
     L3Section,
-    NixlL3Section,
     RedisL3Section,
 )
 from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
@@ -65,7 +62,7 @@ def _storage(
 
 def _disk_below_bound(section: L3Section) -> str | None:
     """Why the disk is full before anything is evicted; None if it is larger than the bound."""
-    if not isinstance(section, FileL3Section | NixlL3Section | AibrixL3Section | Hf3fsL3Section):
+    if not isinstance(section, FolderL3Section):
         return None
     path = Path(section.path)
     folder = next(each for each in (path, *path.parents) if each.is_dir())

@@ -8,7 +8,6 @@ from raydix.errors import ConfigError
 from raydix.kernels.pages.page_codec import Codec
 from raydix.runtime.config.experts import ExpertsSection
 from raydix.runtime.config.kv_layout import FP8_DTYPE
-from raydix.runtime.config.l3 import Hf3fsL3Section
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.policies import EngineRole, KvDtype, QuantizationWay, WritePolicy
 from raydix.runtime.config.ports import NamedPorts, find_conflict, ports_of
@@ -74,8 +73,8 @@ class EngineConfig(Section):
 
     @property
     def arena_folder(self) -> str | None:
-        """The folder in which the arena needs a name, as 3FS maps memory by name; None: no name."""
-        return "/dev/shm" if isinstance(self.cache.l3, Hf3fsL3Section) else None
+        """The folder in which the arena needs a name, as L3 maps memory by name; None: no name."""
+        return None if self.cache.l3 is None else self.cache.l3.arena_folder
 
     def max_model_len(self, max_position_embeddings: int, num_pages: int | None) -> int:
         """Tokens of prompt and output that a request may have.

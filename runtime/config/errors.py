@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from raydix.runtime.config.l3 import StoreSection
 from raydix.runtime.config.nearest import nearest
+from raydix.runtime.config.storage_plugins import installed_plugins, loadable_plugins
 from raydix.runtime.config.values import without_passwords
 
 Model = type[BaseModel]
@@ -48,8 +50,8 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
         case "union_tag_invalid":
             return _refuse_tag(f"{key}.backend", item["ctx"]["tag"], _tags_at(item["loc"], root))
         case "union_tag_not_found":
-            expected = ", ".join(map(repr, _tags_at(item["loc"], root)))
-            return f"{key}.backend is missing; expected one of {expected}."
+            expected = _expected_tags(_tags_at(item["loc"], root))
+            return f"{key}.backend is missing; expected {expected}."
         case "model_type" | "model_attributes_type":
             advice = f" Set {key}.path to it." if key == "model" and isinstance(value, str) else ""
             return f"{key} is {_shortened(value)}; expected a section of keys.{advice}"
@@ -75,9 +77,15 @@ def _backends_that_know(loc: tuple[int | str, ...], root: Model) -> list[str]:
 
 
 def _refuse_tag(key: str, tag: str, tags: list[str]) -> str:
-    near = nearest(tag, tags)
-    advice = f" Did you mean {near!r}?" if near else ""
-    return f"{key} is {tag!r}; expected one of {', '.join(map(repr, tags))}.{advice}"
+    near = nearest(tag, [*tags, *installed_plugins()])
+    advice = f"Did you mean {near!r}?" if near else "Is the package installed that brings it?"
+    return f"{key} is {tag!r}; expected {_expected_tags(tags)}. {advice}"
+
+
+def _expected_tags(tags: list[str]) -> str:
+    plugins = installed_plugins()
+    own = ", ".join(repr(tag) for tag in tags if tag not in plugins)
+    return f"{own}, or the name of an installed plugin ({', '.join(plugins) or 'there is none'})"
 
 
 def _how_to_name_a_model(missing: str) -> str:
@@ -145,6 +153,8 @@ def _tags(model: Model) -> tuple[Any, ...]:
 
 def _models_in(annotation: Any) -> list[Model]:
     """The models that an annotation admits."""
+    if annotation is StoreSection:
+        return [plugin.section for plugin in loadable_plugins()]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     origin = get_origin(annotation)

@@ -1,11 +1,20 @@
 """Section `cache.l3`: one model per storage backend, told apart by `backend`."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import Field
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from raydix.runtime.config.evictions import UnlearnedEviction
 from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.config.storage_plugins import backend_of, find_plugin
 from raydix.runtime.config.values import (
     Fraction,
     Seconds,
@@ -17,8 +26,12 @@ from raydix.runtime.config.values import (
 
 
 class StoreSection(Section):
-    """Base of all backends."""
+    """Base of all backends, those that plugins bring among them."""
 
+    arena_folder: ClassVar[str | None] = None
+    """The folder in which the arena needs a name, where a client maps it by name; None: no name."""
+
+    backend: str
     lazy: bool = Field(
         False,
         description="true: start and attach also while the store does not answer, "
@@ -46,13 +59,18 @@ Access = Annotated[
 ]
 
 
-class FileL3Section(BoundedL3Section):
-    """L3 in files below one folder."""
+class FolderL3Section(BoundedL3Section):
+    """Base of the backends that keep objects in a folder of the host."""
 
-    backend: Literal["file"]
     path: str = Field(
         description="Folder of the objects; created if absent. Engines and models may share it."
     )
+
+
+class FileL3Section(FolderL3Section):
+    """L3 in files below one folder."""
+
+    backend: Literal["file"]
     access: Access = "owner"
 
 
@@ -118,39 +136,6 @@ class MooncakeL3Section(StoreSection):
     )
 
 
-class Hf3fsL3Section(BoundedL3Section):
-    """L3 in slab files on a mounted 3FS, without its FUSE client's copies."""
-
-    backend: Literal["hf3fs"]
-    path: str = Field(
-        description="3FS: folder on a mount, created if absent; one engine at a time uses it."
-    )
-
-
-class NixlL3Section(BoundedL3Section):
-    """L3 in files below one folder, moved by NIXL."""
-
-    backend: Literal["nixl"]
-    path: str = Field(description="NIXL: folder of the objects, laid out as by backend `file`.")
-    access: Access = "owner"
-    plugin: str = Field("POSIX", description="NIXL: the plugin for files.")
-    plugin_options: dict[str, str] = Field(
-        default_factory=lambda: {"use_uring": "true"},
-        description="NIXL: what the plugin is started with.",
-    )
-
-
-class AibrixL3Section(BoundedL3Section):
-    """L3 in a RocksDB folder, through AIBrix's connector."""
-
-    backend: Literal["aibrix"]
-    path: str = Field(description="AIBrix: folder of the database, for one engine at a time.")
-    ttl_s: Annotated[int, Field(ge=1)] = Field(
-        7 * 24 * 3600,
-        description="AIBrix: objects older than this go when the database is compacted.",
-    )
-
-
 class FakeL3Section(BoundedL3Section):
     """L3 in the storage actor's memory, slow and faulty at will: for tests."""
 
@@ -184,15 +169,71 @@ class PluginL3Section(StoreSection):
     )
 
 
+_OWN = (
+    FileL3Section,
+    RedisL3Section,
+    S3L3Section,
+    MooncakeL3Section,
+    FakeL3Section,
+    PluginL3Section,
+)
+_OWN_NAMES = [backend_of(section) for section in _OWN]
+
+
+class _OwnOrPlugin:
+    """Reads a section whose backend Raydix has itself, or an installed plugin.
+
+    The JSON schema knows the own ones alone, and accepts any keys beside another backend's name.
+    """
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(
+            _read,
+            handler.generate_schema(_told_apart(_OWN)),
+            # A section is written by its own class, whoever has defined it.
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                lambda value, write: write(value), schema=core_schema.any_schema()
+            ),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        plugin = {
+            "title": "L3 of a plugin",
+            "type": "object",
+            "properties": {"backend": {"type": "string", "not": {"enum": _OWN_NAMES}}},
+            "required": ["backend"],
+        }
+        return {"oneOf": [*handler(schema)["oneOf"], plugin]}
+
+
+def _told_apart(sections: tuple[type[Section], ...]) -> Any:
+    return Annotated[Union[sections], Field(discriminator="backend")]  # noqa: UP007
+
+
+def _read(value: Any, read_own: ValidatorFunctionWrapHandler) -> Any:
+    """The section that a mapping describes, by the plugin that it names if that is none of ours."""
+    if isinstance(value, StoreSection):
+        return value
+    name = value.get("backend") if isinstance(value, Mapping) else None
+    plugin = find_plugin(name) if isinstance(name, str) and name not in _OWN_NAMES else None
+    if plugin is None:
+        return read_own(value)  # it refuses a name that nobody has
+    # Beside the own ones, so that errors say where they are as theirs do.
+    return TypeAdapter(_told_apart((*_OWN, plugin.section))).validate_python(value)
+
+
 L3Section = Annotated[
     FileL3Section
     | RedisL3Section
     | S3L3Section
-    | Hf3fsL3Section
     | MooncakeL3Section
-    | NixlL3Section
-    | AibrixL3Section
     | FakeL3Section
-    | PluginL3Section,
-    Field(discriminator="backend"),
+    | PluginL3Section
+    | StoreSection,
+    _OwnOrPlugin(),
 ]
+"""Any backend's. `StoreSection` stands for those of plugins."""

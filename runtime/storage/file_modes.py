@@ -1,7 +1,9 @@
 """Who may look into what the storage backends make on disk."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -46,3 +48,5 @@ GROUP_TOO = Modes(0o2770, 0o640, is_below_umask=False)
 """The modes by which a group reads and deletes. A file is replaced, never written to; folders pass
 their group on.
 """
+MODES: Mapping[str, Modes] = MappingProxyType({"owner": OWNER_ALONE, "group": GROUP_TOO})
+"""The modes by the values of `cache.l3.access`."""

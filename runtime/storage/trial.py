@@ -18,11 +18,8 @@ from pydantic import TypeAdapter
 from raydix.errors import ConfigError
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.l3 import (
-    AibrixL3Section,
-    FileL3Section,
-    Hf3fsL3Section,
+    FolderL3Section,
     L3Section,
-    NixlL3Section,
 )
 from raydix.runtime.config.values import WITH_SECRETS
 from raydix.runtime.storage.create import create_backend
@@ -93,7 +90,7 @@ def _beside(section: L3Section) -> Iterator[L3Section]:
 
     Raises OSError if there can be none.
     """
-    if not isinstance(section, FileL3Section | NixlL3Section | AibrixL3Section | Hf3fsL3Section):
+    if not isinstance(section, FolderL3Section):
         yield section
         return
 
@@ -107,11 +104,7 @@ def _beside(section: L3Section) -> Iterator[L3Section]:
 
 
 def _path_of(section: L3Section) -> str:
-    match section:
-        case FileL3Section() | NixlL3Section() | AibrixL3Section() | Hf3fsL3Section():
-            return section.path
-        case _:
-            return section.backend
+    return section.path if isinstance(section, FolderL3Section) else section.backend
 
 
 def main() -> None:

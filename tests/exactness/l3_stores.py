@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.storage.backends import hf3fs
-from tests.runtime.storage.backends.aibrix_store import require_aibrix
-from tests.runtime.storage.backends.hf3fs_emulator import UsrbioEmulator
+from raydix.plugins.storage import hf3fs
+from tests.plugins.storage.aibrix_store import require_aibrix
+from tests.plugins.storage.hf3fs_emulator import UsrbioEmulator
 from tests.runtime.storage.backends.mooncake_service import MooncakeService
 from tests.runtime.storage.backends.moto_server import MotoServer
 from tests.runtime.storage.backends.redis_server import RedisServer

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from raydix.runtime.cli import doctor_storage
-from raydix.runtime.cli.doctor_storage import BackendReport, _Library, examine_backends
+from raydix.runtime.cli.doctor_storage import BackendReport, examine_backends
+from raydix.runtime.config.storage_plugins import ClientLibrary
 from tests.runtime.storage.plugin_package import install_documented_package
+from tests.storage_plugins import install_storage_plugins
 
 
-def reports(mounts: Path = Path("/proc/mounts")) -> dict[str, BackendReport]:
-    return {report.name: report for report in examine_backends(mounts)}
+def reports() -> dict[str, BackendReport]:
+    return {report.name: report for report in examine_backends()}
 
 
-def library(backend: str, package: str, statement: str) -> _Library:
-    return _Library(backend, package, statement, "do this", "a bucket")
+def library(package: str, statement: str) -> ClientLibrary:
+    return ClientLibrary(package=package, statement=statement, remedy="do this", needs="a bucket")
 
 
 def test_every_backend_is_reported_with_a_reason() -> None:
@@ -25,12 +27,12 @@ def test_every_backend_is_reported_with_a_reason() -> None:
 
 
 def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    libraries = (
-        library("absent", "no_such_package", "import no_such_package"),
-        library("broken", "json", "raise ImportError('libxyz.so is missing')"),
-        library("there", "json", "import json"),
-        library("aborts", "json", "import os; os.abort()"),
-    )
+    libraries = {
+        "absent": library("no_such_package", "import no_such_package"),
+        "broken": library("json", "raise ImportError('libxyz.so is missing')"),
+        "there": library("json", "import json"),
+        "aborts": library("json", "import os; os.abort()"),
+    }
     monkeypatch.setattr(doctor_storage, "_LIBRARIES", libraries)
 
     found = reports()
@@ -50,20 +52,9 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
 def test_library_whose_import_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_storage, "_IMPORT_TIMEOUT_S", 0.1)
     monkeypatch.setattr(
-        doctor_storage, "_LIBRARIES", (library("slow", "json", "import time; time.sleep(600)"),)
+        doctor_storage, "_LIBRARIES", {"slow": library("json", "import time; time.sleep(600)")}
     )
     assert "more than" in reports()["slow"].detail
-
-
-def test_3fs_needs_a_mount_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_storage, "_LIBRARIES", (library("hf3fs", "json", "import json"),))
-    mounts = tmp_path / "mounts"
-    mounts.write_text("/dev/vda / ext4 rw 0 0\n")
-    assert not reports(mounts)["hf3fs"].is_usable
-    mounts.write_text("/dev/vda / ext4 rw 0 0\nhf3fs.stage /3fs fuse.hf3fs rw 0 0\n")
-    assert reports(mounts)["hf3fs"] == BackendReport(
-        "hf3fs", True, "usable; 3FS is mounted at /3fs"
-    )
 
 
 def test_redis_says_whether_a_server_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +76,16 @@ def test_plugin_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         reports()[f"plugin {name}"].detail
         == "ModuleNotFoundError: No module named 'no_such_module'"
     )
+
+
+def test_a_plugin_with_keys_of_its_own_is_reported_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_storage_plugins(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    found = reports()
+
+    assert found["tape"] == BackendReport("tape", True, "usable, with a drive")
+    assert not found["dodo"].is_usable
+    assert "no_such_module" in found["dodo"].detail

@@ -3,20 +3,30 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from raydix.runtime.config.engine import EngineConfig
 
 Schema = Mapping[str, Any]
 
 
-def allowed_values() -> dict[str, str]:
-    """The allowed values by dotted key; where backends of L3 differ, all that one allows."""
-    root = EngineConfig.model_json_schema()
+def allowed_values(*models: type[BaseModel]) -> dict[str, str]:
+    """The allowed values by dotted key; where backends of L3 differ, all that one allows.
+
+    models: sections, instead of the whole configuration.
+    """
     found: dict[str, list[str]] = {}
-    for key, schema in _keys(root, root["$defs"], ""):
-        for words in _alternatives(schema, root["$defs"]):
-            known = found.setdefault(key, [])
-            if words not in known:
-                known.append(words)
+    roots = [model.model_json_schema() for model in models or (EngineConfig,)]
+    every = [
+        (key, words)
+        for root in roots
+        for key, schema in _keys(root, root.get("$defs", {}), "")
+        for words in _alternatives(schema, root.get("$defs", {}))
+    ]
+    for key, words in every:
+        known = found.setdefault(key, [])
+        if words not in known:
+            known.append(words)
     # `null` and the like come last, whichever section said so first.
     return {key: _joined(words) for key, words in found.items()}
 
@@ -38,6 +48,8 @@ def _sections_of(schema: Schema, sections: Schema) -> Iterator[Schema]:
             named = sections[each["$ref"].rpartition("/")[2]]
             if "properties" in named:
                 yield named
+        elif each is not schema and "properties" in each:
+            yield each
         elif each is not schema:
             yield from _sections_of(each, sections)
 
@@ -58,6 +70,8 @@ def _alternatives(schema: Schema, sections: Schema) -> Iterator[str]:
             yield "section"
         else:
             yield from _alternatives(named, sections)
+    elif "properties" in schema:
+        yield "section"
     elif "enum" in schema:
         yield from (f"`{value}`" for value in schema["enum"])
     elif "const" in schema:

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
-from raydix.runtime.config.errors import all_keys
 from raydix.runtime.config.loading import load_config
 from tests.dispatch_plugins import install_plugins
 from tests.runtime.config.allowed_values import allowed_values
@@ -29,17 +28,6 @@ def test_a_configuration_survives_pickling(tmp_path: Path) -> None:
 def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         load_config(tmp_path).model.path = "other"  # type: ignore[misc]
-
-
-def test_arena_has_a_folder_only_where_3fs_maps_it(tmp_path: Path) -> None:
-    assert (
-        load_config(tmp_path, {"cache": {"l3": {"backend": "file", "path": "x"}}}).arena_folder
-        is None
-    )
-    assert (
-        load_config(tmp_path, {"cache": {"l3": {"backend": "hf3fs", "path": "x"}}}).arena_folder
-        == "/dev/shm"
-    )
 
 
 def test_the_context_is_bounded_by_model_and_cache(tmp_path: Path) -> None:
@@ -114,7 +102,7 @@ def test_on_and_off_need_no_quotes(tmp_path: Path, text: str, overlap: str) -> N
 def test_the_documentation_describes_every_key_and_no_other() -> None:
     text = (ROOT / "docs/config.md").read_text()
     documented = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `")}
-    assert documented == set(all_keys(EngineConfig))
+    assert documented == set(allowed_values())
 
 
 def test_the_documentation_tells_what_each_key_may_be() -> None:

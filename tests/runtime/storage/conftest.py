@@ -1,31 +1,22 @@
 """One fixture per backend; the conformance suite runs on each of them."""
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.storage.backends.aibrix_store import AibrixStore, require_aibrix
-from tests.runtime.storage.backends.hf3fs_store import Hf3fsStore
 from tests.runtime.storage.backends.mooncake_service import MooncakeService, MooncakeStore
 from tests.runtime.storage.backends.moto_server import MotoServer, S3Store
 from tests.runtime.storage.backends.redis_server import RedisServer, RedisStore
 from tests.runtime.storage.plugin_package import PluginStore, install_documented_package
-from tests.runtime.storage.stores import Bench, FakeStore, FileStore, NixlStore, Store
+from tests.runtime.storage.stores import Bench, FakeStore, FileStore, Store
 
 BACKENDS = (
     "file",
     "fake",
     "redis",
     "mooncake",
-    "nixl",
-    "aibrix",
     "s3",
-    "hf3fs_emulated",
-    "hf3fs",
     "plugin",
 )
 """Each has a fixture `<name>_store`, which skips where this machine cannot run the backend."""
@@ -80,37 +71,10 @@ def s3_store(moto_server: MotoServer) -> S3Store:
 
 
 @pytest.fixture
-def hf3fs_emulated_store(tmp_path: Path) -> Hf3fsStore:
-    return Hf3fsStore(tmp_path / "mount/l3", tmp_path / "mount")
-
-
-@pytest.fixture
-def hf3fs_store() -> Iterator[Hf3fsStore]:
-    mount = os.environ.get("HF3FS_MOUNT")
-    if mount is None:
-        pytest.skip("HF3FS_MOUNT does not name a 3FS mount")
-    path = Path(tempfile.mkdtemp(dir=mount, prefix="raydix-test-"))
-    yield Hf3fsStore(path)
-    shutil.rmtree(path)
-
-
-@pytest.fixture
 def plugin_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PluginStore:
     name = install_documented_package(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     return PluginStore(name, tmp_path / "objects.db")
-
-
-@pytest.fixture
-def nixl_store(tmp_path: Path) -> NixlStore:
-    pytest.importorskip("nixl._api", reason="nixl is not installed", exc_type=ImportError)
-    return NixlStore(tmp_path / "l3")
-
-
-@pytest.fixture
-def aibrix_store(tmp_path: Path) -> AibrixStore:
-    require_aibrix()
-    return AibrixStore(tmp_path / "l3")
 
 
 @pytest.fixture(params=BACKENDS)

@@ -23,7 +23,6 @@ from raydix.runtime.messages.host import (
 from raydix.runtime.storage.backend import ObjectName, ObjectRef, StorageBackend
 from raydix.runtime.storage.backends.fake import FakeBackend, Faults
 from raydix.runtime.storage.backends.file import FileBackend
-from raydix.runtime.storage.backends.nixl import NixlTransfers
 from raydix.runtime.storage.namespace import Namespace, make_namespace
 from raydix.runtime.storage.worker.object_header import ObjectIdentity, fill_header
 from raydix.runtime.storage.worker.worker import StorageWorker, Told
@@ -154,13 +153,6 @@ class FileStore(Store):
     def check(self, backend: StorageBackend) -> None:
         assert isinstance(backend, FileBackend)
         backend.check()
-
-
-class NixlStore(FileStore):
-    def make(self, max_bytes: int | None = None) -> FileBackend:
-        return FileBackend(
-            self.root, max_bytes, transfers=NixlTransfers("POSIX", {"use_uring": "true"})
-        )
 
 
 class FakeStore(Store):

@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.l3 import L3Section, PluginL3Section
-from raydix.runtime.storage.backends.aibrix import AibrixBackend
 from raydix.runtime.storage.backends.fake import FakeBackend
 from raydix.runtime.storage.backends.file import FileBackend
 from raydix.runtime.storage.backends.mooncake import MooncakeBackend
@@ -27,8 +26,6 @@ SECTION: TypeAdapter[Any] = TypeAdapter(L3Section)
         ({"backend": "redis", "url": "redis://:secret@cache:6380/2", "ttl_s": 60}, RedisBackend),
         ({"backend": "redis", "url": "unix:///run/redis.sock"}, RedisBackend),
         ({"backend": "mooncake", "protocol": "rdma", "segment_bytes": "1GiB"}, MooncakeBackend),
-        ({"backend": "nixl", "path": "l3", "plugin_options": {"use_aio": "true"}}, FileBackend),
-        ({"backend": "aibrix", "path": "l3", "ttl_s": 60}, AibrixBackend),
     ],
 )
 def test_backends_are_made_from_configuration(values: Mapping[str, object], backend: type) -> None:

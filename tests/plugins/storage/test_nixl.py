@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from raydix.errors import ConfigError
+from raydix.plugins.storage.nixl import NixlTransfers
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
 from raydix.runtime.storage.backends.file_tree import FileTree, NewFiles
-from raydix.runtime.storage.backends.nixl import NixlTransfers
 from raydix.runtime.storage.file_modes import OWNER_ALONE
 from tests.descriptors import descriptors_of
 from tests.runtime.storage.stores import make_key

@@ -6,8 +6,8 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.ids import PageKey
-from raydix.runtime.storage.backends.slab import SlabName
-from raydix.runtime.storage.backends.slab_folder import SlabFolder
+from raydix.plugins.storage.slab import SlabName
+from raydix.plugins.storage.slab_folder import SlabFolder
 
 SIZE_BYTES = 5000
 

@@ -9,13 +9,13 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.ids import HostPageId
+from raydix.plugins.storage.hf3fs import Hf3fsBackend
+from raydix.plugins.storage.slab import Slab, SlabIndex
+from raydix.plugins.storage.usrbio import UsrbioArena
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backend import ObjectName, ObjectRef
-from raydix.runtime.storage.backends.hf3fs import Hf3fsBackend
-from raydix.runtime.storage.backends.slab import Slab, SlabIndex
-from raydix.runtime.storage.backends.usrbio import UsrbioArena
 from raydix.runtime.tiers.host_arena import HostArena
-from tests.runtime.storage.backends.hf3fs_emulator import UsrbioEmulator
+from tests.plugins.storage.hf3fs_emulator import UsrbioEmulator
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, OBJECT_BYTES, Bench, make_key
 
 OK, MISSING, FULL = ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.FULL

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from raydix.errors import ConfigError
+from raydix.plugins.storage.aibrix import AibrixBackend
 from raydix.runtime.messages.host import ObjectStatus
-from raydix.runtime.storage.backends.aibrix import AibrixBackend
-from tests.runtime.storage.backends.aibrix_store import AibrixStore, require_aibrix
+from tests.plugins.storage.aibrix_store import AibrixStore, require_aibrix
 from tests.runtime.storage.stores import NAMESPACE, OBJECT_BYTES, Bench
 
 OK, MISSING = ObjectStatus.OK, ObjectStatus.MISSING

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from raydix.ids import PageKey
+from raydix.plugins.storage.hf3fs import Hf3fsBackend
+from raydix.plugins.storage.slab import SlabName, SlabPlace, extent_bytes_for
 from raydix.runtime.storage.backend import StorageBackend
-from raydix.runtime.storage.backends.hf3fs import Hf3fsBackend
-from raydix.runtime.storage.backends.slab import SlabName, SlabPlace, extent_bytes_for
-from tests.runtime.storage.backends.hf3fs_emulator import UsrbioEmulator
+from tests.plugins.storage.hf3fs_emulator import UsrbioEmulator
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from raydix.plugins.storage.aibrix import AibrixBackend
 from raydix.runtime.storage.backend import StorageBackend
-from raydix.runtime.storage.backends.aibrix import AibrixBackend
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 
 

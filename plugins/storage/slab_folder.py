@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raydix.errors import ConfigError
-from raydix.runtime.storage.backends.slab import (
+from raydix.plugins.storage.slab import (
     Slab,
     SlabIndex,
     SlabName,

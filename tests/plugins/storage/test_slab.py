@@ -9,8 +9,8 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
-from raydix.runtime.storage.backends import slab as slab_module
-from raydix.runtime.storage.backends.slab import (
+from raydix.plugins.storage import slab as slab_module
+from raydix.plugins.storage.slab import (
     Slab,
     SlabIndex,
     SlabName,

@@ -12,14 +12,14 @@ from typing import Any
 
 from raydix.errors import ConfigError
 from raydix.ids import UserId
+from raydix.plugins.storage.slab import SlabName, SlabPlace
+from raydix.plugins.storage.slab_folder import SlabFolder
+from raydix.plugins.storage.usrbio import MAX_IOS, SHARED_MEMORY, ExtentIo, UsrbioArena
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.messages.retention import Retention
 from raydix.runtime.storage.backend import ObjectInfo, ObjectName, ObjectRef
 from raydix.runtime.storage.backend_counts import BackendCounts
-from raydix.runtime.storage.backends.slab import SlabName, SlabPlace
-from raydix.runtime.storage.backends.slab_folder import SlabFolder
-from raydix.runtime.storage.backends.usrbio import MAX_IOS, SHARED_MEMORY, ExtentIo, UsrbioArena
 from raydix.runtime.storage.batches import compare_length, move_in_parts
 from raydix.runtime.storage.capacity.room import Reservation, Room
 from raydix.runtime.storage.capacity.stored_bound import open_room
