@@ -16,7 +16,12 @@ SAMPLINGS = (GREEDY, CUTTING, asking_for_all(LOGIT_RULES))
 def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
     """Requests of any length that compute a prompt, a chunk or an extension of it, or decode."""
     lengths = rng.choice([1, 1, 2, 17, 300, int(rng.integers(1, 5001))], rng.choice(BATCHES))
-    lengths = lengths[np.cumsum(lengths) <= MAX_TOKENS]
+    # Decodes come on top of what prompts may have.
+    of_prompts = np.where(lengths == 1, 0, lengths)
+    kept = np.cumsum(of_prompts) <= MAX_TOKENS
+    lengths, num_left = lengths[kept], MAX_TOKENS - int(of_prompts[kept].sum())
+    if num_left > 1 and rng.integers(3) == 0:
+        lengths = np.append(lengths, num_left)
     before = np.exp(rng.uniform(0, np.log(MAX_MODEL_LEN), len(lengths))).astype(np.int64)
     before = np.minimum(before, MAX_MODEL_LEN - lengths - 1)
     ends = before + lengths

@@ -59,15 +59,19 @@ class StepSizes:
     max_slots: int
     max_model_len: int
     max_prefill_tokens: int
+    max_step_tokens: int
+    """They count both prompts and the decodes beside them."""
 
     @classmethod
     def of(cls, config: EngineConfig, max_position_embeddings: int) -> "StepSizes":
         """The bounds of a configured engine, whatever number of pages it has room for."""
         asked, scheduler = config.model.max_model_len, config.scheduler
+        max_model_len = min(asked or max_position_embeddings, max_position_embeddings)
         return cls(
             max_slots=scheduler.max_running_requests,
-            max_model_len=min(asked or max_position_embeddings, max_position_embeddings),
+            max_model_len=max_model_len,
             max_prefill_tokens=scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens,
+            max_step_tokens=scheduler.max_step_tokens(max_model_len),
         )
 
 
@@ -176,10 +180,10 @@ class ShapedModel:
 
     def try_steps(self) -> None:
         """Run steps of every kind and of sizes between which no kernel changes."""
-        runner, max_tokens = self.runner, self._sizes.max_prefill_tokens
-        runner.warm_up(max_tokens)
+        runner = self.runner
+        runner.warm_up(self._sizes.max_prefill_tokens)
         runner.run_shapes()
-        for num_tokens in tried_tokens(max_tokens):
+        for num_tokens in tried_tokens(self._sizes.max_step_tokens):
             runner.run_whole(num_tokens)
         for num_rows, num_tokens, context in tried_rows(self._sizes):
             runner.run_rows(num_rows, num_tokens, context)
