@@ -7,7 +7,9 @@ logits would hide errors. Every token of random prompts is computed in float32 a
 transformers, and in bfloat16 by the runner: by a prefill, by extensions of cached prefixes, and one
 by one as in decoding. The figures are Kullback-Leibler divergences from float32. The mean of a
 model with experts rests on the tokens that rounding sends to other experts, the median on all
-others.
+others. Of a model with experts also what rows add that travel to them as float8
+(`experts.transport: fp8`), beside rows in bfloat16: of a rank that shares experts with itself, as
+rounding does not depend on who has them.
 """
 
 import tempfile
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3MoeConfig
 
 from benchmarks.engine.engines import Options, parse_options
 from benchmarks.model.bare_runner import BareRunner
@@ -29,8 +31,11 @@ from benchmarks.model.reference_models import (
 )
 from benchmarks.records.command_line import run
 from benchmarks.records.record import Figure
+from raydix.moe.dispatch.loopback import LOOPBACK
+from raydix.moe.dispatch.transport import Transport
 from raydix.runtime.model.checkpoint.checkpoint import load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import CheckpointConfig
+from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 
 MAX_RATIO = 1.5
 PAGE_SIZE = 64
@@ -49,9 +54,23 @@ FULL = Sizes(num_prompts=8, prompt_tokens=512)
 TINY = Sizes(num_prompts=1, prompt_tokens=300)
 
 
-def runner_logits(folder: Path, prompts: Tensor, config: CheckpointConfig | None = None) -> Tensor:
-    """bfloat16 logits [all tokens, V] by the runner, as float32. `config`: as of `load_model`."""
-    loaded = load_model(folder, device=prompts.device, dtype=torch.bfloat16, config=config)
+def runner_logits(
+    folder: Path,
+    prompts: Tensor,
+    config: CheckpointConfig | None = None,
+    expert_ranks: ExpertRanks | None = None,
+) -> Tensor:
+    """bfloat16 logits [all tokens, V] by the runner, as float32.
+
+    `config`, `expert_ranks`: as of `load_model`.
+    """
+    loaded = load_model(
+        folder,
+        device=prompts.device,
+        dtype=torch.bfloat16,
+        config=config,
+        expert_ranks=expert_ranks,
+    )
     runner = BareRunner(loaded, prompts, PAGE_SIZE)
     num_prompts, num_tokens = prompts.shape
 
@@ -79,15 +98,19 @@ def measure(name: str, config: PreTrainedConfig, sizes: Sizes, options: Options)
     model, top1 = make_reference(config, prompts)
     exact = reference_logits(model, prompts)
 
+    packed = None
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        ours = divergence(exact, runner_logits(Path(folder), prompts))
+        logits = runner_logits(Path(folder), prompts)
+        if isinstance(config, Qwen3MoeConfig):
+            packed = runner_logits(Path(folder), prompts, expert_ranks=rank_of_packed_rows(sizes))
         # Loaded again: a conversion of the model at hand would round the rotary frequencies, too.
         rounded = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.bfloat16, attn_implementation="sdpa"
         )
     theirs = divergence(exact, reference_logits(rounded.to(options.device).eval(), prompts))
 
+    ours = divergence(exact, logits)
     means = ours.mean().item(), theirs.mean().item()
     medians = ours.median().item(), theirs.median().item()
     return [
@@ -118,6 +141,40 @@ def measure(name: str, config: PreTrainedConfig, sizes: Sizes, options: Options)
             unit="1",
             max_value=options.bar(MAX_RATIO),
         ),
+        *([] if packed is None else packed_figures(name, exact, logits, packed)),
+    ]
+
+
+def rank_of_packed_rows(sizes: Sizes) -> ExpertRanks:
+    """A step group of one rank, whose rows are rounded as those that travel as float8."""
+    return ExpertRanks(
+        rank=0,
+        size=1,
+        connect=lambda shape: LOOPBACK,
+        max_tokens=sizes.prompt_tokens,
+        max_low_latency_tokens=0,
+        transport=Transport.FP8,
+    )
+
+
+def packed_figures(name: str, exact: Tensor, bf16: Tensor, packed: Tensor) -> list[Figure]:
+    """What rows as float8 add to the error of rows in bfloat16. All are logits [T, V]."""
+    errors = {
+        "divergence, mean": [divergence(exact, each).mean().item() for each in (packed, bf16)],
+        "divergence, median": [divergence(exact, each).median().item() for each in (packed, bf16)],
+        "relative error of logits": [
+            ((each - exact).norm() / exact.norm()).item() for each in (packed, bf16)
+        ],
+    }
+    return [
+        Figure(
+            name=f"{name}, rows as float8: {kind}",
+            value=value,
+            unit="1" if kind.startswith("relative") else "nat",
+            baseline=baseline,
+            baseline_name="rows in bf16",
+        )
+        for kind, (value, baseline) in errors.items()
     ]
 
 

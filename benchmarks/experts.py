@@ -1,14 +1,15 @@
 """Measure what GPUs gain by sharing a model's experts, and what it costs.
 
     python -m benchmarks.experts                  # every part, each with a record of its own
-    python -m benchmarks.experts --parts speed    # speed, overlap, balance, whole
+    python -m benchmarks.experts --parts speed    # speed, overlap, transport, balance, whole
     python -m benchmarks.experts --ranks 4        # instead of 2
     python -m benchmarks.experts --parts balance --rebalance deepseek
 
 speed: ranks that share experts, beside as many that each have all: decoding and long prompts.
-overlap: long prompts with two micro-batches in turns, without, and as the gate decides. balance:
-the router prefers some experts, which are moved in full traffic; prompts before and after. whole: a
-model of 48 layers; streams through all tiers, and through the SIGKILL of a rank.
+overlap: long prompts with two micro-batches in turns, without, and as the gate decides. transport:
+decoding and long prompts with rows that travel as float8, beside bfloat16 and whole models.
+balance: the router prefers some experts, which are moved in full traffic; prompts before and after.
+whole: a model of 48 layers; streams through all tiers, and through the SIGKILL of a rank.
 """
 
 import asyncio
@@ -20,13 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks.engine.engines import (
     MOE_L12,
     MOE_TINY,
-    Answer,
     Options,
     add_options,
     options_of,
@@ -36,7 +35,8 @@ from benchmarks.engine.engines import (
 from benchmarks.model.model_shapes import SHAPES, ModelConfig
 from benchmarks.records.command_line import count, make_parser, run, writable_folder
 from benchmarks.records.record import Figure, name_with_ranks
-from benchmarks.shared_experts.expert_engines import Asker, Watch, popularity_bias, steps_of
+from benchmarks.shared_experts.expert_engines import Asker, Watch, popularity_bias
+from benchmarks.shared_experts.expert_figures import balancedness, beside, while_moving
 from benchmarks.shared_experts.expert_loads import (
     BIASED_TINY,
     FULL_BATCHES,
@@ -47,6 +47,7 @@ from benchmarks.shared_experts.expert_loads import (
     on_ranks,
 )
 from benchmarks.shared_experts.expert_streams import through_a_death, through_all_tiers
+from raydix.moe.dispatch.transport import Transport
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import find_engine
 from raydix.runtime.api.client import AsyncLLM
@@ -55,6 +56,7 @@ from raydix.runtime.config.policies import Rebalance
 
 ENGINE = "experts"
 MAX_TPOT_RATIO = 0.9
+MIN_PREFILL_RATIO = 0.92
 MIN_OVERLAP_GAIN = 1.05
 MIN_GATE_RATIO = 0.97
 """The least ratio with the gate closed: nothing is lost but noise."""
@@ -62,14 +64,11 @@ BALANCEDNESS = 0.6
 SHORTER = 4
 """How many times as many and as short the prompts are by which balance is judged."""
 MIN_BALANCE_GAIN = 1.2
-MAX_P99_RATIO = 1.1
-MAX_GAP_RATIO = 1.5
-"""The longest step while experts move, by the p99 of the others."""
 MIN_LOGPROB_GAPS = {"cpu": 1e-3, "cuda": 0.1}
 """The gap between the two likeliest tokens below which rounding may decide: in float32, and in
 bfloat16.
 """
-PARTS = ("speed", "overlap", "balance", "whole")
+PARTS = ("speed", "overlap", "transport", "balance", "whole")
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -166,6 +165,34 @@ class Bench:
             beside("prefill, overlap as its gate decides", gated, off, than="off"),
         ]
 
+    async def transport(self) -> list[Figure]:
+        """Rows as float8, beside rows in the model's dtype, and beside whole models."""
+        repeats, rates, tpots_ms = self._options.repeats, {}, {}
+        for transport in Transport:
+            async with self._batch_engine(
+                f"transport {transport}", self._num_ranks, transport=transport.value
+            ) as asker:
+                rates[transport] = await asker.prefill_tokens_per_s(repeats)
+                tpots_ms[transport] = await asker.tpot_ms(repeats)
+        async with self._batch_engine("each has all", 1) as asker:
+            whole_rate = await asker.prefill_tokens_per_s(repeats)
+
+        fp8, auto = Transport.FP8, Transport.AUTO
+        return [
+            Figure(
+                name="prefill, rows as float8 over bf16", value=rates[fp8] / rates[auto], unit="1"
+            ),
+            Figure(
+                name="prefill, rows as float8 over whole models",
+                value=rates[fp8] / whole_rate,
+                unit="1",
+                min_value=self._options.bar(MIN_PREFILL_RATIO),
+            ),
+            beside("prefill, rows as float8", rates[fp8], rates[auto], than="bf16"),
+            beside("prefill, rows in bf16", rates[auto], whole_rate),
+            beside("TPOT, rows as float8", tpots_ms[fp8], tpots_ms[auto], "ms", than="bf16"),
+        ]
+
     async def balance(self) -> list[Figure]:
         """Popular experts are moved while all ranks decode, and while they compute prompts.
 
@@ -245,54 +272,6 @@ class Bench:
         return figures
 
 
-def while_moving(
-    options: Options, answers: list[Answer], moving: list[tuple[float, float]]
-) -> list[Figure]:
-    """Steps beside which experts moved, and all others."""
-    moved: list[float] = []
-    others: list[float] = []
-    for start_s, end_s in steps_of(answers):
-        is_beside = any(began < end_s and start_s < ended for began, ended in moving)
-        (moved if is_beside else others).append(end_s - start_s)
-    if len(moved) < 2 or len(others) < 2:
-        raise RuntimeError(
-            f"experts moved beside {len(moved)} steps and not beside {len(others)}; generate more "
-            "tokens"
-        )
-
-    p99_s, other_p99_s = (float(np.quantile(each, 0.99)) for each in (moved, others))
-    return [
-        Figure(
-            name="p99 of steps, experts moving over not",
-            value=p99_s / other_p99_s,
-            unit="1",
-            max_value=options.bar(MAX_P99_RATIO),
-        ),
-        Figure(
-            name="longest step while experts move over the others' p99",
-            value=max(moved) / other_p99_s,
-            unit="1",
-            max_value=options.bar(MAX_GAP_RATIO),
-        ),
-        beside("p99 of steps, experts moving", 1e3 * p99_s, 1e3 * other_p99_s, "ms", than="not"),
-        beside("longest step, experts moving", 1e3 * max(moved), 1e3 * max(others), "ms", "not"),
-        Figure(name="steps beside moves", value=len(moved), unit="1"),
-    ]
-
-
-def beside(
-    name: str, value: float, baseline: float, unit: str = "tokens/s", than: str = "not shared"
-) -> Figure:
-    """A figure and what it is compared with."""
-    return Figure(name=name, value=value, unit=unit, baseline=baseline, baseline_name=than)
-
-
-def balancedness(stats: Mapping[str, Any]) -> dict[str, float]:
-    """How balanced the ranks' loads are, in both ways in which it is counted."""
-    ways = ("mean_of_layers", "ratio_of_sums")
-    return {way.replace("_", " "): stats["scheduler"][f"expert_balance_{way}"] for way in ways}
-
-
 def show(name: str, stats: Mapping[str, Any]) -> None:
     """Print what an engine counts of its experts, and what it has measured of overlap."""
     names = ("expert", "overlap", "num_halved")
@@ -316,6 +295,7 @@ def main(options: Options, choices: Choices, parts: list[str]) -> int:
     works: Mapping[str, Callable[[], Coroutine[Any, Any, list[Figure]]]] = {
         "speed": bench.speed,
         "overlap": bench.overlap,
+        "transport": bench.transport,
         "balance": bench.balance,
         "whole": bench.whole,
     }

@@ -30,6 +30,7 @@ from raydix.kernels.reference import (
     kv_write,
     latent_attention,
     norm,
+    packed_rows,
     paged_attention,
     products,
     sampling,
@@ -223,6 +224,12 @@ class ModelOps(Protocol):
         of four bits, as `reference.int4_linear.int4_experts`.
         """
 
+    def pack_rows(self, x_TC: Tensor) -> Tensor:
+        """Round rows that travel, as `reference.packed_rows.pack_rows` does."""
+
+    def restore_rows(self, packed_NB: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Restore rows that have travelled, as `reference.packed_rows.restore_rows` does."""
+
 
 class ReferenceOps:
     """`ModelOps` in plain PyTorch, on any device."""
@@ -234,6 +241,8 @@ class ReferenceOps:
     """The tokens of a tile: so many that a row is always one tile, whose keys are gathered once."""
     linear = staticmethod(products.linear)
     fused_experts = staticmethod(products.fused_experts)
+    pack_rows = staticmethod(packed_rows.pack_rows)
+    restore_rows = staticmethod(packed_rows.restore_rows)
     rms_norm = staticmethod(norm.rms_norm)
     glu = staticmethod(activation.glu)
     rotate_and_write_kv = staticmethod(kv_write.rotate_and_write_kv)

@@ -34,6 +34,7 @@ from raydix.kernels.dense.small_linear import (
 )
 from raydix.kernels.device.gpu import num_sms
 from raydix.kernels.device.side_stream import SideStream
+from raydix.kernels.fp8.packed_rows import pack_rows, restore_rows
 from raydix.kernels.fp8.scaled_experts import scaled_experts
 from raydix.kernels.fp8.scaled_product import scaled_linear, scaled_summands
 from raydix.kernels.int4.int4_experts import int4_experts
@@ -67,6 +68,8 @@ class TritonOps:
     expanded_latent_attention = staticmethod(expanded_latent_attention)
     topk_gating = staticmethod(topk_gating)
     route_experts = staticmethod(route_experts)
+    pack_rows = staticmethod(pack_rows)
+    restore_rows = staticmethod(restore_rows)
     group_limited_gating = staticmethod(experts.group_limited_gating)
     sample_whole = staticmethod(sample_whole)
     sample_cut = staticmethod(sample_cut)

@@ -14,7 +14,10 @@ class TokenBuffers:
     """One rank's buffers, to which all ranks write; on its device, contiguous, zero at first."""
 
     x_NC: Tensor
-    """The tokens of all ranks in order; only rows that `ids_NK` or `origins_N` want are there."""
+    """The tokens of all ranks in order; only rows that `ids_NK` or `origins_N` want are there.
+
+    Packed ones are wider or narrower than outputs, and of another dtype.
+    """
     weights_NK: Tensor
     """The weights of each token's experts, float32."""
     ids_NK: Tensor

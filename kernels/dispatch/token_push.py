@@ -88,7 +88,7 @@ def push_outputs(
     ValueError if a shape, dtype or stride differs.
     """
     own = buffers_R[layout.rank]
-    check_rows("Outputs", out_NC, own.x_NC)
+    check_rows("Outputs", out_NC, own.returned_XC)
     row_words = out_NC.shape[1] * out_NC.element_size() // _WORD_BYTES
     num_programs = _num_programs(out_NC.shape[0])
     _push_outputs[(num_programs,)](

@@ -25,3 +25,15 @@ power of two: 448 is 1.75 times 256.
 """
 LARGEST_EXPONENT = 8
 """The exponent of 448."""
+ROW_ALIGNMENT = 16
+"""The size in bytes of which packed rows are multiples, so that a thread copies as much at once."""
+
+
+def scale_bytes(size: int) -> int:
+    """The bytes before the numbers of a packed row of `size`: a float32 for each block of them."""
+    return 4 * -(-size // BLOCK)
+
+
+def packed_bytes(size: int) -> int:
+    """The bytes of a row of `size` numbers on its way to other ranks, filled up with anything."""
+    return -(-(scale_bytes(size) + size) // ROW_ALIGNMENT) * ROW_ALIGNMENT

@@ -30,34 +30,52 @@ def round_inputs(x_TC: Tensor, *, multiple_of: int = 1) -> tuple[Tensor, Tensor]
     in which a block of all tokens is one run. multiple_of: what the rows are filled up to, with
     anything. Raises ValueError if a dtype or stride differs.
     """
-    if x_TC.dtype not in (torch.bfloat16, torch.float32) or x_TC.dim() != 2 or x_TC.stride(1) != 1:
-        raise ValueError(
-            f"Inputs are {x_TC.dtype} {tuple(x_TC.shape)}, strides {x_TC.stride()}; expected "
-            "bfloat16 or float32 [T, C], contiguous in C."
-        )
+    check_inputs(x_TC)
     num_tokens, size = x_TC.shape
     num_blocks = triton.cdiv(size, BLOCK)
     num_rows = triton.cdiv(num_tokens, multiple_of) * multiple_of
     numbers_TC = torch.empty((num_rows, size), dtype=torch.float8_e4m3fn, device=x_TC.device)
     scales_DT = torch.empty((num_blocks, num_rows), dtype=torch.float32, device=x_TC.device)
-    if num_tokens:
-        tokens, blocks = _FEW_SHAPE if num_tokens <= _FEW_TOKENS else _MANY_SHAPE
-        _round[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_blocks, blocks))](
-            x_TC,
-            numbers_TC,
-            scales_DT,
-            num_tokens,
-            num_rows,
-            x_TC.stride(0),
-            size,
-            num_blocks,
-            TOKENS=tokens,
-            BLOCKS=blocks,
-            BLOCK=BLOCK,
-            num_warps=4,
-            **early_launch(x_TC.device),
-        )
+    round_into(x_TC, numbers_TC, scales_DT)
     return numbers_TC, scales_DT
+
+
+def check_inputs(x_TC: Tensor) -> None:
+    """Raise ValueError unless these can be rounded."""
+    if x_TC.dtype not in (torch.bfloat16, torch.float32) or x_TC.dim() != 2 or x_TC.stride(1) != 1:
+        raise ValueError(
+            f"Inputs are {x_TC.dtype} {tuple(x_TC.shape)}, strides {x_TC.stride()}; expected "
+            "bfloat16 or float32 [T, C], contiguous in C."
+        )
+
+
+def round_into(x_TC: Tensor, numbers_TC: Tensor, scales_DT: Tensor) -> None:
+    """Round as `round_inputs` does, into tensors of any strides that have room for it.
+
+    Their rows and blocks may be more; numbers are contiguous in C.
+    """
+    num_tokens, size = x_TC.shape
+    if num_tokens == 0:
+        return
+    num_blocks = triton.cdiv(size, BLOCK)
+    tokens, blocks = _FEW_SHAPE if num_tokens <= _FEW_TOKENS else _MANY_SHAPE
+    _round[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_blocks, blocks))](
+        x_TC,
+        numbers_TC,
+        scales_DT,
+        num_tokens,
+        x_TC.stride(0),
+        numbers_TC.stride(0),
+        scales_DT.stride(0),
+        scales_DT.stride(1),
+        size,
+        num_blocks,
+        TOKENS=tokens,
+        BLOCKS=blocks,
+        BLOCK=BLOCK,
+        num_warps=4,
+        **early_launch(x_TC.device),
+    )
 
 
 @triton.jit
@@ -73,14 +91,16 @@ def round_rows(x):
     return (x * inverses[:, None]).to(tl.float8e4nv), scales
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+@triton.jit(do_not_specialize=["num_tokens", "block_stride"])
 def _round(
     x_ptr,
     numbers_ptr,
     scales_ptr,
     num_tokens,
-    num_rows,
     x_stride,
+    number_stride,
+    block_stride,
+    scale_stride,
     size,
     num_blocks,
     TOKENS: tl.constexpr,
@@ -100,5 +120,6 @@ def _round(
     token = token.to(tl.int64)
     x = tl.load(x_ptr + token[:, None] * x_stride + column, mask=is_column, other=0.0)
     numbers, scales = round_rows(x)
-    tl.store(numbers_ptr + token[:, None] * size + column, numbers, mask=is_column)
-    tl.store(scales_ptr + block.to(tl.int64) * num_rows + token, scales, mask=is_row)
+    tl.store(numbers_ptr + token[:, None] * number_stride + column, numbers, mask=is_column)
+    place = block.to(tl.int64) * block_stride + token * scale_stride
+    tl.store(scales_ptr + place, scales, mask=is_row)

@@ -141,7 +141,7 @@ def _unpack(packed_NB: Tensor, shape: DispatchShape) -> tuple[Tensor, Tensor, Te
         [num_bytes, num_bytes, packed_NB.shape[1] - 2 * num_bytes], 1
     )
     return (
-        x_NB.contiguous().view(shape.dtype),
+        x_NB.contiguous().view(shape.sent_dtype),
         weights_NB.contiguous().view(torch.float32),
         ids_NB.contiguous().view(torch.int32),
     )

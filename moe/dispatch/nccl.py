@@ -70,12 +70,15 @@ class NcclDispatcher:
         for tokens_R in (uneven, (1,) * shape.num_ranks):
             num_tokens = tokens_R[self._rank]
             exchange = self.send(
-                torch.zeros(num_tokens, shape.hidden_size, dtype=shape.dtype, device=device),
+                torch.zeros(num_tokens, shape.sent_size, dtype=shape.sent_dtype, device=device),
                 torch.zeros(num_tokens, shape.experts_per_token, device=device),
                 torch.full((num_tokens, shape.experts_per_token), -1, device=device),
                 DispatchSizes(tokens_R),
             )
-            exchange.send_back(exchange.receive().x_NC)
+            num_rows = len(exchange.receive().x_NC)
+            exchange.send_back(
+                torch.zeros(num_rows, shape.hidden_size, dtype=shape.dtype, device=device)
+            )
             exchange.combine()
         torch.cuda.synchronize(device)
 

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
+from raydix.kernels.fp8.form import packed_bytes
+from raydix.moe.dispatch.transport import Transport
+
 
 class DispatchForm(Enum):
     """Which of the two ways a step takes. All ranks take the same one."""
@@ -39,6 +42,19 @@ class DispatchShape:
     max_low_latency_tokens: int
     """The most tokens that one rank sends in the low-latency form; 0: never."""
     dtype: torch.dtype
+    transport: Transport = Transport.AUTO
+    """How rows travel to experts; outputs come back as `hidden_size` numbers of `dtype`."""
+
+    @property
+    def sent_size(self) -> int:
+        """The width of the rows that a dispatcher sends, in numbers of `sent_dtype`."""
+        is_packed = self.transport is Transport.FP8
+        return packed_bytes(self.hidden_size) if is_packed else self.hidden_size
+
+    @property
+    def sent_dtype(self) -> torch.dtype:
+        """What those rows consist of."""
+        return torch.uint8 if self.transport is Transport.FP8 else self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +107,7 @@ class Dispatcher(Protocol):
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:
-        """Start the dispatch of this rank's tokens.
+        """Start the dispatch of this rank's tokens, rows of `sent_size` and `sent_dtype`.
 
         `weights_TK`: float32. `physical_ids_TK`: int32 or int64; -1: nowhere. T is this rank's
         entry of `sizes`.

@@ -237,7 +237,7 @@ def _tensors(shape: DispatchShape) -> dict[str, tuple[tuple[int, ...], torch.dty
     most, choices = layout_of(0, shape).max_tokens, shape.experts_per_token
     num_rows, num_returned = shape.num_ranks * most, (shape.num_ranks - 1) * most
     return {
-        "x_NC": ((num_rows, shape.hidden_size), shape.dtype),
+        "x_NC": ((num_rows, shape.sent_size), shape.sent_dtype),
         "weights_NK": ((num_rows, choices), torch.float32),
         "ids_NK": ((num_rows, choices), torch.int32),
         "origins_N": ((num_rows,), torch.int32),
@@ -259,11 +259,14 @@ def _warm_up(
         num_tokens = min(wanted, shape.max_tokens)
         choices = (num_tokens, shape.experts_per_token)
         exchange = dispatcher.send(
-            torch.zeros(num_tokens, shape.hidden_size, dtype=shape.dtype, device=device),
+            torch.zeros(num_tokens, shape.sent_size, dtype=shape.sent_dtype, device=device),
             torch.zeros(choices, device=device),
             torch.full(choices, -1, dtype=torch.int32, device=device),
             DispatchSizes((num_tokens,) * shape.num_ranks),
         )
-        exchange.send_back(torch.zeros_like(exchange.receive().x_NC))
+        num_rows = len(exchange.receive().x_NC)
+        exchange.send_back(
+            torch.zeros(num_rows, shape.hidden_size, dtype=shape.dtype, device=device)
+        )
         exchange.combine()
     torch.cuda.synchronize(device)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from raydix.errors import ConfigError
 from raydix.kernels.pages.page_codec import Codec
+from raydix.moe.dispatch.transport import Transport
 from raydix.runtime.config.checkpoint_distance import checkpoint_distance
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.experts import ExpertsSection
@@ -114,9 +115,15 @@ def _experts(config: EngineConfig) -> list[str]:
 
     store = "all in host memory, too" if experts.host_store else "none in host memory"
     return [
-        f"MoE    experts over {ep} ranks, {store}, dispatch {experts.dispatch}, "
-        f"rebalance {experts.rebalance}"
+        f"MoE    experts over {ep} ranks, {store}, dispatch {experts.dispatch}, rows travel as "
+        f"{_transport(config)}, rebalance {experts.rebalance}"
     ]
+
+
+def _transport(config: EngineConfig) -> str:
+    """What rows look like on their way to experts."""
+    is_fp8 = config.experts.transport is Transport.FP8
+    return "float8, which rounds them" if is_fp8 else config.model.dtype
 
 
 def format_bytes(num_bytes: int) -> str:

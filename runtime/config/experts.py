@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from raydix.moe.dispatch.transport import Transport
 from raydix.runtime.config.dispatch import DispatchName
 from raydix.runtime.config.policies import DispatchBackend, Overlap, Rebalance
 from raydix.runtime.config.values import Choice, Count, Section
@@ -18,6 +19,14 @@ class ExpertsSection(Section):
         "(kernels that write other GPUs' memory); `deepep`, a library of others; the name of an "
         "installed plugin, which docs/dispatch.md describes; or `auto`, the fastest that needs "
         "none of these.",
+    )
+    transport: Choice[Transport] = Field(
+        Transport.AUTO,
+        description="How rows travel to the ranks of their experts. auto: in the model's dtype. "
+        "fp8: as float8 (e4m3) with a scale for each row and 128 numbers, about half the bytes of "
+        "bfloat16; outputs come back as they are. Answers are those of rounded rows, and what is "
+        "cached is kept apart from that of auto. The libraries of others, plugins included, carry "
+        "none.",
     )
     overlap: Choice[Overlap] = Field(
         Overlap.AUTO,
@@ -58,6 +67,17 @@ class ExpertsSection(Section):
     def dispatch_needs_gpus(self) -> bool:
         """Whether ranks without GPUs cannot use what `dispatch` names."""
         return self.dispatch not in (DispatchBackend.AUTO, DispatchBackend.GLOO)
+
+    @model_validator(mode="after")
+    def _rows_are_carried(self) -> Self:
+        own = [each.value for each in DispatchBackend if each is not DispatchBackend.DEEPEP]
+        if self.transport is Transport.FP8 and self.dispatch not in own:
+            raise ValueError(
+                f"experts.transport is fp8, and experts.dispatch {self.dispatch}, which carries "
+                f"rows in the model's dtype alone; expected one of {', '.join(own)}. Set "
+                "experts.dispatch to auto, or experts.transport to auto."
+            )
+        return self
 
     @model_validator(mode="after")
     def _rebalancing_has_what_it_needs(self) -> Self:

@@ -201,6 +201,9 @@ def test_bf16_is_compared_with_that_of_transformers(capsys: pytest.CaptureFixtur
         assert figures[f"{model}: median of the largest probability"]["value"] >= MIN_TOP1
         ratio = figures[f"{model}: median divergence over that of transformers"]["value"]
         assert 0.1 < ratio < 2 * bf16_accuracy.MAX_RATIO
+    for kind in ("divergence, mean", "divergence, median", "relative error of logits"):
+        packed = figures[f"MoE, rows as float8: {kind}"]
+        assert 0 < packed["baseline"] < packed["value"]
 
 
 def test_codecs_change_logits_and_their_absence_does_not(

@@ -10,6 +10,7 @@ from benchmarks import experts
 from benchmarks.engine.engines import Answer, Options
 from benchmarks.model.model_shapes import SHAPES
 from benchmarks.shared_experts.expert_engines import popularity_bias, steps_of
+from benchmarks.shared_experts.expert_figures import while_moving
 from benchmarks.shared_experts.expert_loads import on_ranks
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 
@@ -47,7 +48,7 @@ def test_steps_are_those_in_which_all_streams_generate() -> None:
 def test_steps_beside_moves_are_compared_with_the_others() -> None:
     answers = [answer((0.0, 1.0, 2.0, 3.0, 5.0, 8.0, 9.0, 10.0))]
 
-    figures = {each.name: each for each in experts.while_moving(TINY, answers, moving=[(3.5, 7.0)])}
+    figures = {each.name: each for each in while_moving(TINY, answers, moving=[(3.5, 7.0)])}
 
     assert figures["steps beside moves"].value == 2
     assert figures["longest step while experts move over the others' p99"].value == 3.0
@@ -56,7 +57,7 @@ def test_steps_beside_moves_are_compared_with_the_others() -> None:
 
 def test_steps_without_moves_are_refused() -> None:
     with pytest.raises(RuntimeError, match="beside 0 steps"):
-        experts.while_moving(TINY, [answer((0.0, 1.0, 2.0, 3.0))], moving=[])
+        while_moving(TINY, [answer((0.0, 1.0, 2.0, 3.0))], moving=[])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -76,6 +77,22 @@ def test_bias_makes_ranks_as_uneven_as_asked(balancedness: float, num_ranks: int
 def test_engines_that_share_nothing_have_no_section_about_experts() -> None:
     sections = on_ranks(4, {}, ep=1, experts={"rebalance": "none"})
     assert sections == {"parallel": {"dp": 4, "ep": 1}}
+
+
+@pytest.mark.part
+@pytest.mark.ray
+@pytest.mark.slow
+def test_rows_as_float8_are_measured_beside_others(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of("transport", capsys)
+
+    ratio, prefill = (
+        figures["prefill, rows as float8 over bf16"],
+        figures["prefill, rows as float8"],
+    )
+    assert ratio["value"] == pytest.approx(prefill["value"] / prefill["baseline"], rel=0.01)
+    assert figures["TPOT, rows as float8"]["value"] > 0
 
 
 @pytest.mark.part

@@ -9,6 +9,7 @@ from raydix.kernels.fp8 import (
     expert_hidden,
     expert_outputs,
     few_hopper,
+    packed_rows,
     rounding,
     scaled_product,
 )
@@ -28,6 +29,8 @@ def compile_scaled_weights() -> None:
         "expert_stride",
         "row_stride",
         "block_stride",
+        "number_stride",
+        "scale_stride",
         "size",
         "num_blocks",
         "num_rows",
@@ -41,14 +44,7 @@ def compile_scaled_weights() -> None:
             "i32",
         ),
     }
-    rounded = types | {"numbers_ptr": "*fp8e4nv"}
-    told = compile_kernel(
-        rounding._round,
-        {"TOKENS": 16, "BLOCKS": 4, "BLOCK": BLOCK, "EARLY": True},
-        rounded,
-        num_warps=4,
-    )
-    print(f"float8, rounding: {told}")
+    compile_rounding(types | {"numbers_ptr": "*fp8e4nv"})
 
     sizes = {"BLOCK": BLOCK, "TOGETHER": 8, "PER_OUTPUT": False}
     for variant in LINEAR_TILES:
@@ -72,6 +68,25 @@ def compile_scaled_weights() -> None:
 
     for variant in EXPERT_TILES:
         compile_scaled_experts(variant, sizes, types)
+
+
+def compile_rounding(types: dict[str, str]) -> None:
+    """Compile what rounds inputs, and rows that travel, and what restores these."""
+    told = compile_kernel(
+        rounding._round,
+        {"TOKENS": 16, "BLOCKS": 4, "BLOCK": BLOCK, "EARLY": True},
+        types,
+        num_warps=4,
+    )
+    print(f"float8, rounding: {told}")
+    told = compile_kernel(
+        packed_rows._restore,
+        {"SIZE": 2048, "ROW_BYTES": 2112, "SCALE_BYTES": 64, "NUM_BLOCKS": 16}
+        | {"ROWS": 8, "BLOCKS": 8, "BLOCK": BLOCK},
+        types,
+        num_warps=4,
+    )
+    print(f"float8, restoring: {told}")
 
 
 def compile_scaled_experts(

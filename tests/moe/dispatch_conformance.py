@@ -20,6 +20,7 @@ from torch.distributed import FileStore, Store
 
 from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.reference.experts import fused_experts
+from raydix.kernels.reference.packed_rows import pack_rows, restore_rows
 from raydix.moe.dispatch.protocol import (
     Dispatcher,
     DispatchForm,
@@ -27,6 +28,7 @@ from raydix.moe.dispatch.protocol import (
     DispatchSizes,
     Exchange,
 )
+from raydix.moe.dispatch.transport import Transport
 
 WAIT_S = 60
 SMALL = DispatchShape(
@@ -148,6 +150,9 @@ def draw(setting: Setting, each: Round, rank: int) -> Sent:
     shape, num_tokens = setting.shape, each.sizes.tokens_R[rank]
     generator = torch.Generator().manual_seed(1000 * each.seed + rank)
     x_TC = torch.randn(num_tokens, shape.hidden_size, generator=generator).to(shape.dtype)
+    if shape.transport is Transport.FP8:
+        # Rounded beforehand, and so not on the way.
+        x_TC = restore_rows(pack_rows(x_TC), shape.hidden_size, shape.dtype)
     weights_TK = torch.rand(num_tokens, shape.experts_per_token, generator=generator)
     ids_TK = _choose(shape, each.choice, num_tokens, generator)
     return Sent(

@@ -1,5 +1,6 @@
 """The suite of `dispatch_conformance` on GPUs, and what only graphs and processes can show."""
 
+import itertools
 import os
 import random
 import signal
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, Store
 
+from raydix.kernels.ops import choose_ops
 from raydix.moe.dispatch.nccl import NcclDispatcher
+from raydix.moe.dispatch.packed import PackedDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchForm, DispatchShape, DispatchSizes
 from raydix.moe.dispatch.streamed import StreamedExchange
+from raydix.moe.dispatch.transport import Transport
 from tests.moe.dispatch_conformance import Setting, check_rounds
 from tests.moe.gpu_ranks import NUM_RANKS, Body, run_on_gpus
 
@@ -45,10 +49,14 @@ _NUM_STEPS = 60
 
 
 def conform(connect: Connect, store: Store, rank: int) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        shape = replace(SMALL, dtype=dtype)
-        setting = Setting(shape=shape, device=torch.device("cuda", rank))
-        dispatcher = connect(PrefixStore(str(dtype), store), rank, shape, setting.device)
+    device = torch.device("cuda", rank)
+    for dtype, transport in itertools.product((torch.float32, torch.bfloat16), Transport):
+        shape = replace(SMALL, dtype=dtype, transport=transport)
+        setting = Setting(shape=shape, device=device)
+        dispatcher = connect(PrefixStore(f"{dtype} {transport}", store), rank, shape, device)
+        if transport is Transport.FP8:
+            ops = choose_ops(device, dtype, head_counts={(1, 1)}, head_dims={64}, expert_sizes=())
+            dispatcher = PackedDispatcher(dispatcher, ops, shape, device)
         for form in DispatchForm:
             check_rounds(dispatcher, rank, setting, form)
         dispatcher.close()

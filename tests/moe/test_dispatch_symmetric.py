@@ -12,14 +12,24 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from raydix.moe.dispatch.protocol import DispatchForm, DispatchSizes, Exchange
+from raydix.kernels.ops import ReferenceOps
+from raydix.moe.dispatch.packed import PackedDispatcher
+from raydix.moe.dispatch.protocol import (
+    Dispatcher,
+    DispatchForm,
+    DispatchShape,
+    DispatchSizes,
+    Exchange,
+)
 from raydix.moe.dispatch.symmetric import (
     SymmetricDispatcher,
     cut_sets,
     layout_of,
     memory_bytes,
 )
+from raydix.moe.dispatch.transport import Transport
 from tests.moe.dispatch_conformance import (
+    CPU,
     SMALL,
     Choice,
     Setting,
@@ -29,6 +39,12 @@ from tests.moe.dispatch_conformance import (
 )
 
 SHAPE = replace(SMALL, num_ranks=3, max_tokens=20)
+# Packed rows are wider than outputs here, and narrower in what follows.
+SHAPES = (
+    SHAPE,
+    replace(SHAPE, transport=Transport.FP8),
+    replace(SHAPE, hidden_size=200, dtype=torch.bfloat16, transport=Transport.FP8),
+)
 CHOICES = (Choice.SOME_NOWHERE, Choice.LAST_RANK)
 
 pytestmark = pytest.mark.skipif(
@@ -36,14 +52,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def be_rank(rank: int, memories_R: list[Tensor]) -> None:
+def be_rank(rank: int, memories_R: list[Tensor], shape: DispatchShape) -> None:
     given_up_1 = torch.zeros(1, dtype=torch.int32)
-    sets = cut_sets(memories_R, SHAPE, rank, given_up_1)
-    dispatcher = SymmetricDispatcher(layout_of(rank, SHAPE), sets, memories_R)
-    setting = Setting(shape=SHAPE)
+    sets = cut_sets(memories_R, shape, rank, given_up_1)
+    dispatcher: Dispatcher = SymmetricDispatcher(layout_of(rank, shape), sets, memories_R)
+    if shape.transport is Transport.FP8:
+        dispatcher = PackedDispatcher(dispatcher, ReferenceOps(), shape, CPU)
+    setting = Setting(shape=shape)
     with torch.inference_mode():
         for form in DispatchForm:
-            for each in rounds(SHAPE, form):
+            for each in rounds(shape, form):
                 if each.choice in CHOICES:
                     check_round(dispatcher, rank, setting, each)
             check_two_open(dispatcher, rank, setting, each)
@@ -77,9 +95,10 @@ def test_an_exchange_takes_the_same_buffers_whatever_was_before() -> None:
     assert place == first_place == later_place != second_place
 
 
-def test_tokens_come_back_from_their_experts() -> None:
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.transport}-{shape.dtype}")
+def test_tokens_come_back_from_their_experts(shape: DispatchShape) -> None:
     memories_R = [
-        torch.zeros(memory_bytes(SHAPE), dtype=torch.uint8).share_memory_()
-        for _ in range(SHAPE.num_ranks)
+        torch.zeros(memory_bytes(shape), dtype=torch.uint8).share_memory_()
+        for _ in range(shape.num_ranks)
     ]
-    torch.multiprocessing.spawn(be_rank, args=(memories_R,), nprocs=SHAPE.num_ranks)
+    torch.multiprocessing.spawn(be_rank, args=(memories_R, shape), nprocs=shape.num_ranks)

@@ -79,14 +79,16 @@ class LoadedModel:
     def fingerprint(self) -> bytes:
         """32 bytes; where they are equal, equal tokens have the same keys and values.
 
-        They cover the arithmetic (`ModelSpec.digest`), its dtype, whether its order is fixed, and
-        the weights, whole, as they are stored. The namespace of stored pages adds what these hold,
-        and their shape. Nothing else counts: not how weights are cut over ranks, nor which device
-        computes with those of a checkpoint, nor how long a context may be. Only where ranks would
-        cut within blocks of float8 or groups of four bits, and restore those weights, does it.
+        They cover the arithmetic (`ModelSpec.digest`), its dtype, whether its order is fixed or
+        rows are rounded on their way to experts, and the weights, whole, as they are stored. The
+        namespace of stored pages adds what these hold, and their shape. Nothing else counts: not
+        how weights are cut over ranks, nor which device computes with those of a checkpoint, nor
+        how long a context may be. Only where ranks would cut within blocks of float8 or groups of
+        four bits, and restore those weights, does it.
         """
         dtype = str(self.decoder.dtype).encode()
         dtype += b" in a fixed order" if self.decoder.ops.has_fixed_order else b""
+        dtype += b" in rows of float8" if self.decoder.packs_rows else b""
         names = self.decoder.scaled_names
         scaled = repr(names).encode() if names else b""
         parts = self.spec.digest() + dtype + self.weight_fingerprint + scaled

@@ -18,6 +18,7 @@ from raydix.kernels.weights.scaled_weight import SCALE
 from raydix.kernels.weights.weight import Weight, empty_weight
 from raydix.kernels.weights.weight_part import WeightPart, prefixed
 from raydix.moe.dispatch.protocol import DispatchForm
+from raydix.moe.dispatch.transport import Transport
 from raydix.runtime.config.kv_layout import KvGroup
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
@@ -158,6 +159,11 @@ class Decoder(nn.Module):
         )
 
     @property
+    def packs_rows(self) -> bool:
+        """Are rows rounded on their way to the ranks of their experts?"""
+        return self.experts is not None and self.experts.ranks.transport is Transport.FP8
+
+    @property
     def has_states(self) -> bool:
         """Do some layers keep a state in place of keys and values?"""
         return any(isinstance(layer.attention, GatedDeltaSpec) for layer in self.spec.layers)
@@ -243,7 +249,7 @@ def make_decoder(
     kv_groups = group_layers(spec.layers)
     experts = None
     if expert_ranks is not None:
-        experts = place_experts(spec, expert_ranks, device=device, dtype=dtype)
+        experts = place_experts(spec, expert_ranks, ops, device=device, dtype=dtype)
     return Decoder(
         spec,
         kv_groups,

@@ -8,8 +8,11 @@ import torch
 
 from raydix.errors import ConfigError
 from raydix.ids import LogicalExpertId
+from raydix.kernels.ops import ModelOps
 from raydix.kernels.weights.rank_share import RankShare
+from raydix.moe.dispatch.packed import PackedDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchShape
+from raydix.moe.dispatch.transport import Transport
 from raydix.moe.layer import LayerExperts
 from raydix.moe.placement import EMPTY, Placement, initial_placement, routes
 from raydix.moe.routes import DeviceRoutes
@@ -29,6 +32,7 @@ class ExpertRanks:
     max_tokens: int
     """The most tokens of a rank in a dispatch, as in `DispatchShape`; so is the next."""
     max_low_latency_tokens: int
+    transport: Transport = Transport.AUTO
     redundant_per_rank: int = 0
     spare_seats: int = 0
     memory: ExpertMemory | None = None
@@ -50,7 +54,7 @@ class ModelExperts:
 
 
 def place_experts(
-    spec: ModelSpec, ranks: ExpertRanks, *, device: torch.device, dtype: torch.dtype
+    spec: ModelSpec, ranks: ExpertRanks, ops: ModelOps, *, device: torch.device, dtype: torch.dtype
 ) -> ModelExperts:
     """Place experts before any demand is known, and connect with the other ranks.
 
@@ -75,17 +79,19 @@ def place_experts(
     )
     even_demand_LE = np.ones((len(layers), num_experts))
     device_routes = DeviceRoutes(routes(placement, ranks.rank, even_demand_LE), device)
-    dispatcher = ranks.connect(
-        DispatchShape(
-            num_ranks=ranks.size,
-            seats_per_rank=placement.seats_per_rank,
-            hidden_size=spec.hidden_size,
-            experts_per_token=experts_per_token,
-            max_tokens=ranks.max_tokens,
-            max_low_latency_tokens=ranks.max_low_latency_tokens,
-            dtype=dtype,
-        )
+    shape = DispatchShape(
+        num_ranks=ranks.size,
+        seats_per_rank=placement.seats_per_rank,
+        hidden_size=spec.hidden_size,
+        experts_per_token=experts_per_token,
+        max_tokens=ranks.max_tokens,
+        max_low_latency_tokens=ranks.max_low_latency_tokens,
+        dtype=dtype,
+        transport=ranks.transport,
     )
+    dispatcher = ranks.connect(shape)
+    if ranks.transport is Transport.FP8:
+        dispatcher = PackedDispatcher(dispatcher, ops, shape, device)
 
     return ModelExperts(
         ranks=ranks,

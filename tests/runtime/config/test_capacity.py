@@ -131,6 +131,10 @@ def test_the_summary_says_where_experts_are(tmp_path: Path) -> None:
     summary = effective_summary(load_config(tmp_path, shared), LAYOUT, (100,))
 
     assert "MoE    experts over 2 ranks, all in host memory, too, dispatch gloo" in summary
+    assert "rows travel as float32, rebalance" in summary
+    rounded = {**shared, "experts": {"transport": "fp8"}}
+    summary = effective_summary(load_config(tmp_path, rounded), LAYOUT, (100,))
+    assert "rows travel as float8, which rounds them, rebalance" in summary
     assert "MoE" not in effective_summary(load_config(tmp_path), LAYOUT, (100,))
 
 

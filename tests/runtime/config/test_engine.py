@@ -83,6 +83,10 @@ def test_a_plugin_is_named_like_what_is_no_plugin(
     install_plugins(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert load_config(tmp_path, asked).experts.dispatch == "pigeon"
+    with pytest.raises(
+        ConfigError, match=r"fp8, and experts.dispatch pigeon.*expected one of auto"
+    ):
+        load_config(tmp_path, {**asked, "experts": {"dispatch": "pigeon", "transport": "fp8"}})
     with pytest.raises(ConfigError, match=r"an installed plugin \(.*dodo, .*pigeon, stork\)"):
         load_config(tmp_path, {**asked, "experts": {"dispatch": "crow"}})
 

@@ -11,6 +11,7 @@ import torch
 from raydix.errors import ConfigError
 from raydix.moe.dispatch.loopback import LOOPBACK, Loopback
 from raydix.moe.dispatch.protocol import DispatchShape
+from raydix.moe.dispatch.transport import Transport
 from raydix.moe.layer import MoeLayer
 from raydix.runtime.config.policies import DispatchBackend
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
@@ -25,11 +26,13 @@ Load = Callable[..., LoadedModel]
 NUM_EXPERTS = 6
 
 
-def load_rank(load: Load, folder: Path, size: int, rank: int) -> LoadedModel:
+def load_rank(
+    load: Load, folder: Path, size: int, rank: int, transport: Transport = Transport.AUTO
+) -> LoadedModel:
     connect = partial(
         connect_dispatcher,
         DispatchBackend.AUTO,
-        folder / f"meeting-{load.__name__}-{size}",
+        folder / f"meeting-{load.__name__}-{size}-{transport}",
         rank,
         device=CPU,
     )
@@ -40,6 +43,7 @@ def load_rank(load: Load, folder: Path, size: int, rank: int) -> LoadedModel:
         max_tokens=64,
         max_low_latency_tokens=0,
         spare_seats=1,
+        transport=transport,
     )
     return load(folder, device=CPU, dtype=torch.float32, expert_ranks=ranks)
 
@@ -70,6 +74,24 @@ def test_ranks_divide_the_experts_and_keep_the_fingerprint(load: Load, tmp_path:
                         )
                         assert all(torch.equal(own, other) for own, other in pairs)
             assert sorted(seen) == list(range(NUM_EXPERTS))
+
+
+@pytest.mark.parametrize("load", [load_model, make_dummy_model])
+def test_pages_of_rounded_rows_are_others(load: Load, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, Family.QWEN3_MOE, seed=1)
+
+    def fingerprints(size: int, transport: Transport) -> set[bytes]:
+        with ThreadPoolExecutor(size) as pool:
+            ranks = pool.map(
+                lambda rank: load_rank(load, tmp_path, size, rank, transport), range(size)
+            )
+            return {rank.fingerprint for rank in ranks}
+
+    rounded = fingerprints(2, Transport.FP8)
+
+    assert len(rounded) == 1
+    assert rounded == fingerprints(4, Transport.FP8)
+    assert rounded != fingerprints(2, Transport.AUTO)
 
 
 def test_a_model_without_experts_cannot_divide_them(tmp_path: Path) -> None:
