@@ -15,6 +15,7 @@ from raydix.runtime.api.live_requests import LiveRequests
 from raydix.runtime.api.open_prefetches import OpenPrefetches, Taken
 from raydix.runtime.api.open_requests import OpenRequest
 from raydix.runtime.api.request_names import RequestNames
+from raydix.runtime.api.silent_askings import SilentAskings
 from raydix.runtime.api.waiting_hints import Hint, WaitingHints
 from raydix.runtime.messages.client import (
     AbortRequest,
@@ -51,6 +52,7 @@ class Askings:
         self._lines = EngineLines(choice)
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._live = LiveRequests()
+        self._silent = SilentAskings()
         self._prefetches = OpenPrefetches()
         self._hints = WaitingHints(self.names.is_in_use)
 
@@ -148,7 +150,7 @@ class Askings:
             live = self._live.get(asking)
             if not is_told and live is not None:
                 # It waits for a link: nobody answers.
-                self._end_aborted(live)
+                self._tell_last(live, finished=FinishReason.ABORT)
 
     async def close(self) -> None:
         """Close all links; open streams raise Cancelled, and Schedulers abort their requests."""
@@ -214,6 +216,7 @@ class Askings:
                     if frame.report is not None:
                         line.hear(frame.report)
                     self._choice.hear(line, frame)
+                    self._leave_asleep()
                     continue
                 assert isinstance(frame, TokenFrame), (
                     f"the Scheduler sent a client a {type(frame).__name__}"
@@ -250,7 +253,7 @@ class Askings:
     def _take(self, line: EngineLine, delta: RequestDelta, now_s: float) -> bool:
         """Take in news of an asking; whether its engine has left it for another one."""
         live = self._live.get(delta.asking)
-        is_left = live is not None and self._is_left(line, delta)
+        is_left = live is not None and self._lines.is_left(line, delta)
         if is_left:
             delta = replace(delta, failure=None, finished=None)
         is_stopped = live is not None and self._live.push(live, delta, now_s)
@@ -270,20 +273,20 @@ class Askings:
             self._stop(live)
         return is_left
 
-    def _is_left(self, line: EngineLine, delta: RequestDelta) -> bool:
-        """Whether an engine ends an asking that another one can go on with."""
-        if delta.finished is FinishReason.HANDED_OVER:
-            return True
-        match None if delta.failure is None else delta.failure.kind:
-            case FailureKind.SHUTTING_DOWN:
-                line.note_stopping()
-                return bool(self._lines.taking)
-            case FailureKind.ASLEEP if any(each is not line for each in self._lines.taking):
-                # Where there is no other, callers hear when to ask again.
-                line.note_asleep()
-                return True
-            case _:
-                return False
+    def _leave_asleep(self) -> None:
+        """Ask others for what engines that sleep leave unanswered for too long."""
+        asleep, taking = self._lines.asleep, self._lines.taking
+        unended = self._live.unended if asleep and taking else []
+        there = [each for each in unended if any(line.has(each.asking) for line in asleep)]
+
+        def predict_s(request: OpenRequest) -> float:
+            return self._choice.predict_s(taking, request.submission)
+
+        leaving = self._silent.due(there, predict_s, time.monotonic())
+        for each in leaving:
+            self._lines.leave(each.asking, each.request_id)
+        if leaving:
+            self._ask_waiting()
 
     def _stop(self, live: OpenRequest) -> None:
         """Note that a stop string ended the output, which the Scheduler cannot know."""
@@ -358,11 +361,7 @@ class Askings:
         for each in self._waiting():
             # Whoever aborts a request has its id back.
             if not self.names.is_used_by(each.request_id, each.asking):
-                self._end_aborted(each)
-
-    def _end_aborted(self, request: OpenRequest) -> None:
-        """End what was aborted and of which nobody will tell."""
-        self._tell_last(request, finished=FinishReason.ABORT)
+                self._tell_last(each, finished=FinishReason.ABORT)
 
     def _tell_last(
         self,

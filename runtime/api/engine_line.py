@@ -7,7 +7,15 @@ from typing import Protocol
 from raydix.errors import EngineDead
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.actors.links.link import Link, LinkClosed
-from raydix.runtime.messages.client import FromClient, PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    FromClient,
+    PrefetchPrompt,
+    RequestDelta,
+    SubmitRequest,
+)
 from raydix.runtime.messages.routing import EngineNews, NodeReport
 from raydix.runtime.routing.events import Route
 
@@ -33,6 +41,11 @@ class EngineLine:
     def takes_requests(self) -> bool:
         """Whether there is a link, and the engine has not said that it stops or sleeps."""
         return self.is_up and not (self._is_stopping or self._is_asleep)
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine has said that it sleeps, or is on its way there or back."""
+        return self.is_up and self._is_asleep
 
     @property
     def num_requests(self) -> int:
@@ -127,6 +140,9 @@ class ChooseLine(Protocol):
     def route_of(self, asking: AskingId) -> Route | None:
         """Why an asking goes where it goes, until it is answered; None if nothing was reckoned."""
 
+    def predict_s(self, lines: Sequence[EngineLine], message: SubmitRequest) -> float:
+        """The time to the next token at the best of these lines; 0 if nothing is known of them."""
+
 
 class EngineLines:
     """Owns: the lines to the engines of one model, by the engines' names."""
@@ -149,6 +165,11 @@ class EngineLines:
     def taking(self) -> list[EngineLine]:
         """The lines over which requests are taken."""
         return [line for line in self._lines.values() if line.takes_requests]
+
+    @property
+    def asleep(self) -> list[EngineLine]:
+        """The lines whose engines sleep, or are on their way there or back."""
+        return [line for line in self._lines.values() if line.is_asleep]
 
     @property
     def down(self) -> list[EngineLine]:
@@ -203,6 +224,31 @@ class EngineLines:
         with contextlib.suppress(EngineDead):
             line.send(message)
         return True
+
+    def is_left(self, line: EngineLine, delta: RequestDelta) -> bool:
+        """Whether an engine ends an asking that another one can go on with."""
+        if delta.finished is FinishReason.HANDED_OVER:
+            return True
+        match None if delta.failure is None else delta.failure.kind:
+            case FailureKind.SHUTTING_DOWN:
+                line.note_stopping()
+                return bool(self.taking)
+            case FailureKind.ASLEEP if any(each is not line for each in self.taking):
+                # Where there is no other, callers hear when to ask again.
+                line.note_asleep()
+                return True
+            case _:
+                return False
+
+    def leave(self, asking: AskingId, request_id: RequestId) -> None:
+        """Have an engine end an asking with which another one is to go on."""
+        line = self.of(asking)
+        if line is None:
+            return
+        with contextlib.suppress(EngineDead):
+            line.send(AbortRequest(asking=asking, request_id=request_id))
+        line.answered(asking)
+        self._choice.answered(asking, is_last=True)
 
     def tell_all(self, message: FromClient) -> None:
         """Send something to every engine. Raises EngineDead if there is none."""

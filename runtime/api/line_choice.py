@@ -61,6 +61,10 @@ class SessionLines:
         """Nothing was reckoned."""
         return None
 
+    def predict_s(self, lines: Sequence[EngineLine], message: SubmitRequest) -> float:
+        """Nothing is known."""
+        return 0.0
+
 
 def _draw(engine: str, salt: str, told: bytes) -> bytes:
     parts = (engine.encode(), salt.encode(), told)

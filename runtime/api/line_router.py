@@ -200,6 +200,11 @@ class LineRouter:
         """Why an asking has gone where it has, until its first token has come."""
         return self._ingress.route_of(_name(asking))
 
+    def predict_s(self, lines: Sequence[EngineLine], message: SubmitRequest) -> float:
+        """The least time to the next token that is predicted of these engines."""
+        nodes = [self._nodes[line.engine] for line in lines]
+        return self._ingress.first_token_s(self._asking(message), self._clock(), nodes) or 0.0
+
     def _asking(self, message: SubmitRequest) -> Asking:
         packed, root = pack_tokens(message.token_ids), root_key(cache_salt=message.cache_salt)
         keys = {size: extend_keys(root, packed, size) for size in sorted(self._ingress.page_sizes)}

@@ -70,6 +70,16 @@ class OpenRequest:
         """The caller's name for it."""
         return self._submission.request_id
 
+    @property
+    def submission(self) -> SubmitRequest:
+        """What was asked last for it."""
+        return self._submission
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of its output so far."""
+        return self.stream.num_tokens
+
     def at_deadline(self, expire: Callable[["OpenRequest"], None], now_s: float) -> None:
         """Call `expire` at the deadline, if there is one, unless it is to be called already."""
         if self._expiry is None and self._ends_s < math.inf:

@@ -90,6 +90,11 @@ class RequestStream:
         return is_told or self.has_ended
 
     @property
+    def num_tokens(self) -> int:
+        """The length of the output so far."""
+        return len(self._output.token_ids)
+
+    @property
     def token_ids(self) -> Int32Array:
         """The output so far, int32."""
         return int32_array(self._output.token_ids)

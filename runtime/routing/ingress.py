@@ -151,18 +151,9 @@ class Ingress:
 
         `among`: the nodes that can be asked, as far as is known here; None: all of them.
         """
-        found = [
-            _Found(number, node, node.page_size, node.find(_usable_words(asking, node.page_size)))
-            for number, node in self._nodes.items()
-            if node.page_size is not None and (among is None or number in among)
-        ]
-        if not found:
+        offers = self._offers(asking, now_s, among)
+        if not offers:
             return None
-        last = self._last_nodes.place_of(asking.session_id)
-        offers = {
-            each.number: _Offer(each, need, replace(need.place, is_preferred=each.number == last))
-            for each, need in zip(found, _needs(asking, found, now_s), strict=True)
-        }
         chosen = self._choose(asking, offers, now_s)
         split = chosen if isinstance(chosen, Split) else None
         offer = chosen if isinstance(chosen, _Offer) else offers[chosen.first]
@@ -174,6 +165,31 @@ class Ingress:
         if split is not None:
             self._nodes[split.then].expect(asking.request_id)
         return self._send(asking, offer, split, now_s)
+
+    def first_token_s(
+        self, asking: Asking, now_s: float, among: Collection[NodeId]
+    ) -> float | None:
+        """How soon one of these nodes would give the first token; None: nothing is known of them.
+
+        Nothing is counted.
+        """
+        offers = self._offers(asking, now_s, among).values()
+        return min((offer.place.first_token_s for offer in offers), default=None)
+
+    def _offers(
+        self, asking: Asking, now_s: float, among: Collection[NodeId] | None
+    ) -> dict[NodeId, _Offer]:
+        """What each node that has reported would take for a request."""
+        found = [
+            _Found(number, node, node.page_size, node.find(_usable_words(asking, node.page_size)))
+            for number, node in self._nodes.items()
+            if node.page_size is not None and (among is None or number in among)
+        ]
+        last = self._last_nodes.place_of(asking.session_id)
+        return {
+            each.number: _Offer(each, need, replace(need.place, is_preferred=each.number == last))
+            for each, need in zip(found, _needs(asking, found, now_s), strict=True)
+        }
 
     def _choose(
         self, asking: Asking, offers: Mapping[NodeId, _Offer], now_s: float

@@ -1,9 +1,9 @@
-"""One engine computes prompts and another one goes on: exact from every tier, whoever dies."""
+"""One engine goes on with what another one has begun: exact from every tier, whoever dies."""
 
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
 from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.actors.links.socket_dialer import connect
+from raydix.runtime.api import silent_askings
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.line_router import LineRouter
 from raydix.runtime.api.model_limits import ModelLimits
@@ -78,15 +79,23 @@ async def split_engines(folder: Path, state: State, l3: Path | None) -> AsyncIte
             await reach(engines[role], config, state, PROMPTS)
 
         figures = RoutingFigures(engines)
-        limits = ModelLimits.of(engines["prefill"].facts.client)
-        client = EngineClient(limits, None, lambda name: None, LineRouter(SoonestNode(), figures))
-        stack.push_async_callback(client.close)
-        for name, engine in engines.items():
-            hello = Hello(role=Role.CLIENT, name="router", incarnation=0, pid=os.getpid())
-            record = engine.facts.record
-            client.use(name, await connect(record.client_address, hello, record.secret))
+        client = await client_of(engines, figures, stack)
         await until_split(client, figures)
         yield Engines(engines["prefill"], engines["decode"], client, figures)
+
+
+async def client_of(
+    engines: Mapping[str, InProcessEngine], figures: RoutingFigures, stack: AsyncExitStack
+) -> EngineClient:
+    """A client that routes among engines, until the stack is left."""
+    limits = ModelLimits.of(next(iter(engines.values())).facts.client)
+    client = EngineClient(limits, None, lambda name: None, LineRouter(SoonestNode(), figures))
+    stack.push_async_callback(client.close)
+    for name, engine in engines.items():
+        hello = Hello(role=Role.CLIENT, name="router", incarnation=0, pid=os.getpid())
+        record = engine.facts.record
+        client.use(name, await connect(record.client_address, hello, record.secret))
+    return client
 
 
 async def until_split(client: EngineClient, figures: RoutingFigures) -> None:
@@ -213,3 +222,40 @@ async def until_nothing_is_held(service: AsyncService, name: str) -> None:
             if not any(held):
                 return
             await asyncio.sleep(0.05)
+
+
+async def test_streams_that_are_parked_by_a_sleep_go_on_exactly_at_another_engine(
+    references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silent_askings, "LEAST_S", 0.0)
+    reference = references(Family.QWEN3)
+    peers = InProcessPeers()
+    sections = {"cache": {"l2": {"bytes_per_node": "4MiB", "pull": {}}}}
+    config = engine_config(reference.folder, None, scheduler={"max_drain_s": 0.0}, **sections)
+    async with AsyncExitStack() as stack:
+        engines = {
+            name: await stack.enter_async_context(in_process_engine(config, name=name, peers=peers))
+            for name in ("one", "other")
+        }
+        client = await client_of(engines, RoutingFigures(engines), stack)
+        asking = asyncio.create_task(ask_all(client, PROMPTS))
+        sleeping = await first_that_runs(engines)
+        await sleeping.fall_asleep(False)
+
+        outputs = await asyncio.wait_for(asking, WAIT_S)
+
+        assert await sleeping.phase() == "asleep"
+        assert (await sleeping.check())["scheduler"]["finished_abort"] > 0, "some had to leave"
+        [awake] = [each for each in engines.values() if each is not sleeping]
+        await assert_all_exact(awake, reference.expect(PROMPTS), outputs)
+        await awake.check()
+
+
+async def first_that_runs(engines: Mapping[str, InProcessEngine]) -> InProcessEngine:
+    """The engine that has begun a request first."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            for engine in engines.values():
+                if (await engine.stats())["scheduler"]["num_requests_running"]:
+                    return engine
+            await asyncio.sleep(0.001)
