@@ -5,17 +5,19 @@ enforced is refused by name and place, and what can be said in another way is. T
 schema that comes back are valid under the one that was given; they may be fewer.
 """
 
-from dataclasses import dataclass
+from collections import deque
 from typing import Any
 
 from raydix.runtime.model.grammars.schema_counts import (
     check_bounds,
+    check_lengths,
     enough_required,
     multiples,
+    whole,
     with_contained,
 )
 from raydix.runtime.model.grammars.schema_merging import BRANCHES, MAX_DEPTH, Merger, branches_of
-from raydix.runtime.model.grammars.schema_strings import check_pattern, read_string, refuse
+from raydix.runtime.model.grammars.schema_strings import read_pattern, read_string, refuse
 from raydix.runtime.model.grammars.schema_types import (
     ANNOTATIONS,
     OF_TYPE,
@@ -35,11 +37,25 @@ _NOT_ENFORCED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the parts of one schema."""
+    """Owns: what has been read of one schema, with the names of those that it refers to."""
 
-    merger: Merger
+    def __init__(self, merger: Merger) -> None:
+        self._merger = merger
+        self._names: dict[str, str] = {}
+        self._unread: deque[str] = deque()
+
+    def read_all(self) -> Any:
+        """The whole schema. What nothing refers to is left out."""
+        schema = self.read(self._merger.root, "", 0)
+        definitions: dict[str, Any] = {}
+        # One after another: what refers to what may be a longer chain than schemas may be deep.
+        while self._unread:
+            pointer = self._unread.popleft()
+            place = pointer.removeprefix("#")
+            target = self._merger.target(pointer, place)
+            definitions[self._names[pointer]] = self.read(target, place, 0)
+        return {**schema, "$defs": definitions} if definitions else schema
 
     def read(self, schema: Any, place: str, depth: int) -> Any:
         """The same schema for the compiler."""
@@ -53,13 +69,8 @@ class _Reader:
         wrong = sorted(name for name in schema if name in _NOT_ENFORCED)
         if wrong:
             raise refuse(f"{place}/{wrong[0]}", f"the keyword {wrong[0]!r} is not enforced")
-        definitions = {
-            name: self._each(schema[name], f"{place}/{name}", depth)
-            for name in ("$defs", "definitions")
-            if name in schema
-        }
         asserted = {name: each for name, each in schema.items() if name not in ANNOTATIONS}
-        return {**self._asserted(asserted, place, depth), **definitions}
+        return self._asserted(asserted, place, depth)
 
     def _each(self, schemas: Any, place: str, depth: int) -> dict[str, Any]:
         if not isinstance(schemas, dict):
@@ -79,7 +90,7 @@ class _Reader:
         return self._merged(schema, place, depth)
 
     def _merged(self, schema: dict[str, Any], place: str, depth: int) -> dict[str, Any]:
-        merged = self.merger.alternatives(schema, place, depth)
+        merged = self._merger.alternatives(schema, place, depth)
         return self._any_of([self.read(each, place, depth + 1) for each in merged], place)
 
     def _any_of(self, parts: list[Any], place: str) -> dict[str, Any]:
@@ -93,8 +104,7 @@ class _Reader:
         value, own = schema[name], f"{place}/{name}"
         match name:
             case "$ref":
-                self.merger.target(value, own)
-                return {"$ref": value}
+                return self._reference(value, own)
             case "const":
                 return {"enum": [value]}
             case "enum":
@@ -104,7 +114,7 @@ class _Reader:
             case "allOf" if len(branches_of(value, own)) > 1:
                 return self._merged(schema, place, depth)
             case "oneOf":
-                self.merger.check_disjoint(branches_of(value, own), own)
+                self._merger.check_disjoint(branches_of(value, own), own)
         return self._any_of(
             [
                 self.read(each, f"{own}/{index}", depth + 1)
@@ -114,9 +124,19 @@ class _Reader:
             own,
         )
 
+    def _reference(self, pointer: Any, place: str) -> dict[str, Any]:
+        self._merger.target(pointer, place)
+        if pointer == "#":
+            return {"$ref": pointer}
+        # Where it lies may be merged with something else.
+        if pointer not in self._names:
+            self._names[pointer] = str(len(self._names))
+            self._unread.append(pointer)
+        return {"$ref": f"#/$defs/{self._names[pointer]}"}
+
     def makes_objects(self, schema: Any) -> bool:
         """Whether every value that comes of a schema which can be enforced is an object."""
-        for each in self.merger.alternatives(schema, "", 0):
+        for each in self._merger.alternatives(schema, "", 0):
             values = constants(each)
             if values is None and not makes_objects(each):
                 return False
@@ -135,7 +155,7 @@ class _Reader:
         return branches[0] if len(branches) == 1 else {"anyOf": branches}
 
     def _of_type(self, kind: str, schema: dict[str, Any], place: str, depth: int) -> dict[str, Any]:
-        own = {name: schema[name] for name in OF_TYPE[kind] if name in schema}
+        own = {name: whole(schema[name], name) for name in OF_TYPE[kind] if name in schema}
         match kind:
             case "object":
                 own = self._object(own, place, depth)
@@ -152,7 +172,7 @@ class _Reader:
         if "multipleOf" not in own:
             return {"type": kind, **own}
         schema = {"type": kind, **own}
-        values = self.merger.valid(multiples(own, place), (schema,), place)
+        values = self._merger.valid(multiples(own, place), (schema,), place)
         if not values:
             raise refuse(place, "no value is valid")
         return {"enum": values}
@@ -193,12 +213,13 @@ class _Reader:
                 "'patternProperties' is not enforced beside other properties",
             )
         [(pattern, schema)] = patterns.items()
-        check_pattern(pattern, f"{place}/patternProperties")
+        pattern = read_pattern(pattern, f"{place}/patternProperties")
         if schema is False:
             return {"properties": {}, "additionalProperties": False}
         return {"patternProperties": {pattern: schema}, "additionalProperties": False}
 
     def _array(self, own: dict[str, Any], place: str, depth: int) -> dict[str, Any]:
+        check_lengths(own, place)
         own = with_contained(own, place)
         # One item differs from all others.
         if own.pop("uniqueItems", False) is not False and own.get("maxItems", 2) not in (0, 1):
@@ -214,7 +235,7 @@ class _Reader:
         read = {**own, "items": items}
         if first:
             read["prefixItems"] = [
-                self.read(each, f"{place}/prefixItems/{index}", depth + 1)
+                self.read({} if each is True else each, f"{place}/prefixItems/{index}", depth + 1)
                 for index, each in enumerate(first)
             ]
         return read
@@ -222,7 +243,7 @@ class _Reader:
 
 def enforceable(schema: Any) -> Any:
     """The schema for the compiler. Raises NotEnforced, which names what cannot be enforced."""
-    return _Reader(Merger(schema)).read(schema, "", 0)
+    return _Reader(Merger(schema)).read_all()
 
 
 def check_arguments(schema: Any) -> None:

@@ -19,6 +19,31 @@ _MAX_WHOLE = 2**63 - 1
 """The largest number that the compiler reads as a whole one."""
 
 
+_COUNTS = frozenset(
+    {
+        *("minLength", "maxLength", "minItems", "maxItems", "minContains"),
+        *("minProperties", "maxProperties"),
+    }
+)
+
+
+def whole(value: Any, name: str) -> Any:
+    """What a keyword says; a count such as 2.0 is a whole number in JSON schemas, too."""
+    is_count = name in _COUNTS and isinstance(value, float) and value.is_integer()
+    return int(value) if is_count else value
+
+
+def check_lengths(own: Mapping[str, Any], place: str) -> None:
+    """Raise NotEnforced if no list has as many items as that."""
+    least, most = own.get("minItems", 0), own.get("maxItems")
+    for name, count in (("minItems", least), ("maxItems", most)):
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
+        if count is not None and not is_count:
+            raise refuse(f"{place}/{name}", f"{count!r:.40} is no whole number from 0")
+    if most is not None and most < least:
+        raise refuse(f"{place}/maxItems", "no list is as long as that")
+
+
 def check_bounds(own: Mapping[str, Any], place: str) -> None:
     """Raise NotEnforced for bounds that are no numbers, or too large."""
     for name, bound in own.items():

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from raydix.runtime.model.grammars.schema_strings import refuse
 from raydix.runtime.model.grammars.schema_types import (
@@ -138,10 +139,13 @@ class Merger:
             raise refuse(place, f"{pointer!r:.80} is not followed; expected '#/...'")
         schema = self.root
         for part in pointer.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(schema, dict) or name not in schema or "%" in name:
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(schema, list) and name in map(str, range(len(schema))):
+                schema = schema[int(name)]
+            elif isinstance(schema, dict) and name in schema:
+                schema = schema[name]
+            else:
                 raise refuse(place, f"there is no {pointer!r:.80}")
-            schema = schema[name]
         return schema
 
     def check_disjoint(self, schemas: Sequence[Any], place: str) -> None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -17,9 +18,9 @@ from raydix.errors import BadRequest
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
 from raydix.runtime.model.grammars.schema_check import enforceable
 from raydix.runtime.model.grammars.schema_merging import MAX_DEPTH
-from raydix.runtime.model.grammars.schema_strings import MAX_LENGTH, NotEnforced
+from raydix.runtime.model.grammars.schema_strings import MAX_LENGTH, NotEnforced, read_pattern
 from tests.drawn_schemas import SCHEMAS
-from tests.grammar_walks import compiler, walk
+from tests.grammar_walks import byte_vocabulary, compiler, walk
 
 NUM_WALKS = 3
 REFUSALS = ("cannot be enforced: ", "cannot be compiled: ", "has a grammar ")
@@ -99,12 +100,108 @@ def test_outputs_are_valid_or_the_schema_is_refused(pytestconfig: pytest.Config)
         ({"enum": [1, 2], "type": "string"}, "no value is valid at #"),
         ({"type": "integer", "minimum": 10**20}, "a number of up to .* is expected at /minimum"),
         ({"type": "array", "contains": {}, "maxItems": 0}, "no room for what has to be contained"),
+        ({"type": "array", "minItems": -1}, "-1 is no whole number from 0 at /minItems"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "no list is as long as that at /maxI"),
+        ({"format": "regex"}, "the format 'regex' is not enforced at /format"),
+        ({"$ref": "#/$defs/n", "$defs": {"n": False}}, "False stands .* at /\\$defs/n"),
         (False, "False stands where a schema of some value is expected at #"),
     ],
 )
 def test_what_is_not_enforced_is_named_with_its_place(schema: Any, told: str) -> None:
     with pytest.raises(NotEnforced, match=told):
         enforceable(schema)
+
+
+NO_UTF8 = (b"\xe0\x9d\xa0", b"\xed\xa0\x80", b"\xc1\x81", b"\xf0\x80\x80\x80", b"\xc3")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^.$", "^[^a]$", r"^\S$", r"^[^\d\"]$", "^(?:é|.)$", "^[b-🙂]$"]
+)
+def test_a_pattern_matches_utf8_that_json_need_not_escape(pattern: str) -> None:
+    vocabulary = byte_vocabulary()
+    content = compiler().compile(grammar_of({"type": "string", "pattern": pattern}))
+
+    def is_taken(character: bytes) -> bool:
+        return not vocabulary.matcher(content, [*b'"', *character, *b'"']).is_over
+
+    assert is_taken(b"b")
+    assert all(is_taken(each.encode()) for each in "éझ🙂") or "\\" in pattern
+    assert not any(is_taken(each) for each in (*NO_UTF8, b"\n", b"\x00", b'"'))
+
+
+def test_negated_classes_leave_out_what_some_language_takes_for_a_member() -> None:
+    # A digit of Arabic is one in Python, and none in ECMAScript.
+    for pattern, others in (
+        (r"^\D$", "٣"),
+        (r"^[^\d]$", "٣"),
+        (r"^[^\w]$", "é"),
+        (r"^\S$", "\ufeff"),
+    ):
+        written = read_pattern(pattern, "")
+        assert re.search(written, "+"), pattern
+        assert not any(re.search(written, each) for each in others), pattern
+
+
+def test_a_class_of_what_json_escapes_is_refused() -> None:
+    with pytest.raises(NotEnforced, match="has no character that JSON writes without a backslash"):
+        enforceable({"type": "string", "pattern": r"^[\\]+$"})
+
+
+FORMATS = (
+    *("date", "time", "date-time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
+    *("ipv4", "ipv6", "json-pointer", "relative-json-pointer", "uri", "iri", "iri-reference"),
+    *("uri-reference", "uri-template", "uuid"),
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_has_a_format_is_of_it(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    known = jsonschema.Draft202012Validator
+    checker = known(schema, format_checker=known.FORMAT_CHECKER)
+
+    for number in range(10):
+        text = walk(grammar_of(schema), number)
+        if text is not None:
+            checker.validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("date", "2021-02-29"),
+        ("date", "2100-02-29"),
+        ("date", "2020-06-31"),
+        ("time", "24:00:00Z"),
+        ("ipv4", "1.2.03.4"),
+        ("hostname", f"{'a' * 64}.org"),
+        ("json-pointer", "/a\n"),
+        ("json-pointer", "/~2"),
+    ],
+)
+def test_what_is_no_format_is_not_taken(name: str, text: str) -> None:
+    content = compiler().compile(grammar_of({"type": "string", "format": name}))
+    assert byte_vocabulary().matcher(content, list(f'"{text}"'.encode())).is_over
+
+
+def test_references_lead_to_any_schema_of_the_document() -> None:
+    schema = {
+        "properties": {
+            "a": {"x-kept": {"type": "integer"}},
+            "b": {"$ref": "#/properties/a/x-kept"},
+            "c": {"type": "array", "prefixItems": [{"$ref": "#/$defs/p%25/anyOf/1"}]},
+        },
+        "required": ["b", "c"],
+        "$defs": {"p%": {"anyOf": [{"not": {}}, {"const": "z"}]}, "unused": {"not": {}}},
+    }
+    assert check(schema) == "enforced"
+
+
+def test_counts_may_be_written_with_a_point() -> None:
+    schema = {"type": "array", "minItems": 2.0, "maxItems": 3.0, "items": {"maxLength": 2.0}}
+    assert enforceable(schema)["maxItems"] == 3
+    assert check(schema) == "enforced"
 
 
 def test_a_schema_may_be_nested_only_so_deep() -> None:
