@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class RecordedTrace:
         self._hints += part.hints
         self.num_unserved += part.num_unserved
         self.num_dropped += part.num_dropped
-        self.num_bytes += sum(len(each.blocks) for each in part.requests)
+        self.num_bytes += sum(len(each.blocks + each.answer_blocks) for each in part.requests)
         self.num_bytes += _ENTRY_BYTES * (len(part.requests) + len(part.hints))
 
     def rows(self, max_requests: int | None = None) -> Iterator[dict[str, Any]]:
@@ -60,6 +61,7 @@ class RecordedTrace:
                 "input_length": request.num_prompt_tokens,
                 "output_length": request.num_answer_tokens,
                 "hash_ids": next(numbers),
+                "answer_hash_ids": next(numbers),
                 "block_tokens": self.block_tokens,
             }
             if (session := request.session) is not None:
@@ -107,8 +109,9 @@ def _later(retention: Retention, late_s: float) -> Retention:
 
 
 def _numbers(requests: Iterable[RecordedRequest]) -> list[list[int]]:
-    """The blocks of each request as numbers, in the order in which they first come."""
-    hashes = [np.frombuffer(each.blocks, dtype=f"<u{BLOCK_HASH_BYTES}") for each in requests]
+    """The blocks of each prompt, then of its answer, numbered in the order in which they come."""
+    parts = chain.from_iterable((each.blocks, each.answer_blocks) for each in requests)
+    hashes = [np.frombuffer(part, dtype=f"<u{BLOCK_HASH_BYTES}") for part in parts]
     if not hashes:
         return []
     _, first, inverse = np.unique(np.concatenate(hashes), return_index=True, return_inverse=True)

@@ -3,8 +3,9 @@
 A trace is in Mooncake's format: one JSON object a line with `timestamp` (ms), `input_length`,
 `output_length` and `hash_ids`, one id per block of the prompt, each of which stands for its block
 and all before it. The last block may be partial. It may also name `block_tokens`, `session_id`,
-`delay`, the ms from the session's answer before, `priority`, and `retention`, a hint of what comes
-next of the session.
+`delay`, the ms from the session's answer before, `priority`, `retention`, a hint of what comes next
+of the session, and `answer_hash_ids`, one id per block that the answer fills behind the prompt's
+whole ones.
 """
 
 import gzip
@@ -43,6 +44,8 @@ class TraceRequest:
     num_tokens: int
     """The length of the whole prompt."""
     num_answer_tokens: int
+    answer_blocks: tuple[int, ...] = ()
+    """The whole blocks that its answer leaves behind those of the prompt, as far as known."""
     arrival_s: float
     end_s: float
     """When its answer ends, if nothing has to wait."""
@@ -90,7 +93,11 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
     if not rows:
         raise BadRequest(f"{path} holds no request; expected one JSON object per line.")
     numbers: dict[Any, int] = {}
-    ids = [[numbers.setdefault(each, len(numbers)) for each in row["hash_ids"]] for row in rows]
+    ids, answers = [], []
+    for row in rows:
+        ids.append([numbers.setdefault(each, len(numbers)) for each in row["hash_ids"]])
+        answer = row.get("answer_hash_ids", ())
+        answers.append(tuple(numbers.setdefault(each, len(numbers)) for each in answer))
     num_whole = [row["input_length"] // block_tokens for row in rows]
     blocks = [tuple(each[:num]) for each, num in zip(ids, num_whole, strict=True)]
     named = [row.get("session_id") for row in rows]
@@ -112,6 +119,7 @@ def read_trace(path: Path, block_tokens: int = BLOCK_TOKENS) -> list[TraceReques
                 partial_block=None if len(ids[index]) == num_whole[index] else ids[index][-1],
                 num_tokens=row["input_length"],
                 num_answer_tokens=row["output_length"],
+                answer_blocks=answers[index],
                 arrival_s=arrivals[index],
                 end_s=arrivals[index] + num_new * block_tokens / PREFILL_TOKENS_PER_S + answer_s,
                 session=sessions[index],
@@ -143,6 +151,8 @@ def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
             "session_id": f"s{request.session}",
             "delay": round(1000 * max(0.0, request.arrival_s - former_s), 3),
         }
+        if request.answer_blocks:
+            row["answer_hash_ids"] = request.answer_blocks
         if request.priority:
             row["priority"] = request.priority
         if request.retention is not None:
@@ -200,6 +210,16 @@ def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
                 f"{place} has {num_ids} hash_ids for {num_tokens} tokens; expected {num_expected} "
                 f"of {block_tokens} tokens. Say with --block-tokens how large its blocks are."
             )
+        num_answer_ids = len(row.get("answer_hash_ids", ()))
+        num_filled = (
+            num_tokens + row["output_length"]
+        ) // block_tokens - num_tokens // block_tokens
+        if num_answer_ids > num_filled:
+            raise BadRequest(
+                f"{place} has {num_answer_ids} answer_hash_ids; expected {num_filled} at most, as "
+                f"prompt and answer fill no more blocks of {block_tokens} tokens behind the "
+                "prompt's whole ones. Leave the field out where answers are not known."
+            )
         yield row
 
 
@@ -226,9 +246,10 @@ def _what_is_wrong(row: Any) -> str | None:
     hint = row.get("retention")
     if hint is not None and retention_from(hint) is None:
         return f"retention is {hint!r:.80}, none of {RETENTION_FORMS}"
-    ids = row["hash_ids"]
-    if not isinstance(ids, list) or any(type(each) not in (int, str) for each in ids):
-        return "hash_ids is no list of numbers or texts"
+    for name in ("hash_ids", "answer_hash_ids"):
+        ids = row.get(name, [])
+        if not isinstance(ids, list) or any(type(each) not in (int, str) for each in ids):
+            return f"{name} is no list of numbers or texts"
     return None
 
 

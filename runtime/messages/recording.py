@@ -23,6 +23,12 @@ class RecordedRequest:
     num_answer_tokens: int
     blocks: bytes
     """The hashes of the prompt's blocks, the last of which may not be whole."""
+    answer_blocks: bytes
+    """The hashes of the blocks that the answer fills behind the prompt's whole ones.
+
+    What the prompt's last block lacked, it has of the answer. An answer's own last token, which was
+    never computed, is in none.
+    """
     session: bytes | None
     """The hash of its session, of its tenant's; None: it names none."""
     priority: int

@@ -20,6 +20,7 @@ from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
 from tests.simulation.named_pages import NamedPages
 from tests.simulation.queue_order import check_turns
+from tests.simulation.recording import RecordingLaw
 from tests.simulation.sleep import DrainLaw, check_asleep
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class SchedulerProcess:
         self.core = SchedulerCore(self._cluster.settings, phase)
         self.followers = Followers(self._cluster, self.core)
         self._early_loads, self._drains = EarlyLoadLaw(self.core), DrainLaw(self.core)
+        self._recording = RecordingLaw(self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
         self._compilers = ModelledCompilers(self._cluster)
@@ -204,6 +206,7 @@ class SchedulerProcess:
 
     def _take(self, heard: Sequence[events.Event]) -> None:
         self._early_loads.before_events()
+        self._recording.before_events(self._cluster.now_s)
         for event in heard:
             self.core.hear(event, self._cluster.now_s)
             self._early_loads.after_hearing()
@@ -224,7 +227,9 @@ class SchedulerProcess:
             client.flush()
 
     def _decide(self, heard: Sequence[events.Event]) -> None:
+        self._recording.before_decision(self._cluster.now_s)
         effects = self.core.decide(self._cluster.now_s)
+        self._recording.note_ends(self._cluster.now_s)
         check_plans(heard, effects)
         for effect in effects:
             self._carry_out(effect)
@@ -266,7 +271,9 @@ class SchedulerProcess:
                 self._compilers.start(effect, self._turns.post)
             case events.DropGrammar():
                 self._compilers.drop(effect)
-            case events.L1Flushed() | events.RecordingTold() | events.PhaseReached():
+            case events.RecordingTold():
+                self._recording.hear(effect, self._cluster.now_s)
+            case events.L1Flushed() | events.PhaseReached():
                 pass
             case events.GiveBack():
                 self._cluster.sleep.give_back(self)

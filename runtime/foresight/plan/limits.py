@@ -6,6 +6,7 @@ none that the running request uses.
 
 import heapq
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest
 
@@ -85,30 +86,47 @@ def chains_of(requests: Sequence[TraceRequest], *, with_partial: bool) -> list[C
     ]
 
 
+def answers_of(requests: Sequence[TraceRequest]) -> list[Chain]:
+    """The blocks that each answer leaves behind its prompt's whole ones, as far as known."""
+    return [request.answer_blocks for request in requests]
+
+
 def infinite_hit_fraction(requests: Sequence[TraceRequest]) -> float:
     """The share that a cache without bounds would have."""
     found = infinite_blocks(chains_of(requests, with_partial=False))
     return sum(found) * BLOCK_TOKENS / sum(request.num_tokens for request in requests)
 
 
-def infinite_blocks(chains: Sequence[Chain]) -> list[int]:
-    """How many of each prompt's blocks a cache without bounds has."""
+def infinite_blocks(chains: Sequence[Chain], answers: Sequence[Chain] = ()) -> list[int]:
+    """How many of each prompt's blocks a cache without bounds has.
+
+    `answers`: the blocks of each answer, as for all functions here; none if they are left out.
+    """
     seen: set[int] = set()
     found = []
-    for chain in chains:
+    for chain, answer in zip_longest(chains, answers, fillvalue=()):
         found.append(sum(block in seen for block in chain))
-        seen.update(chain)
+        seen.update(chain, answer)
     return found
 
 
-def lru_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
+def lru_blocks(
+    chains: Sequence[Chain], num_blocks: int, answers: Sequence[Chain] = ()
+) -> list[int]:
     """How many of each prompt's blocks are there, if the least recently used leaf goes."""
-    return _replay(chains, num_blocks, [[index] * len(each) for index, each in enumerate(chains)])
+    whole = _with_answers(chains, answers)
+    ranks = [[index] * len(each) for index, each in enumerate(whole)]
+    return _replay(whole, num_blocks, ranks, [*map(len, chains)])
 
 
-def min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
+def min_blocks(
+    chains: Sequence[Chain], num_blocks: int, answers: Sequence[Chain] = ()
+) -> list[int]:
     """How many of each prompt's blocks are there, if the leaf goes that is used last (MIN)."""
-    return _replay(chains, num_blocks, [[-use for use in uses] for uses in _next_uses(chains)])
+    whole = _with_answers(chains, answers)
+    num_asked = [*map(len, chains)]
+    ranks = [[-use for use in uses] for uses in _next_uses(whole, num_asked)]
+    return _replay(whole, num_blocks, ranks, num_asked)
 
 
 def bypassed_min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
@@ -119,7 +137,8 @@ def bypassed_min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
     there: dict[int, int] = {}
     heap: list[tuple[int, int, int]] = []
     found = []
-    for blocks, uses in zip(chains, _next_uses(chains), strict=True):
+    next_uses = _next_uses(chains, [*map(len, chains)])
+    for blocks, uses in zip(chains, next_uses, strict=True):
         num_known = 0
         while num_known < len(blocks) and blocks[num_known] in there:
             num_known += 1
@@ -135,25 +154,38 @@ def bypassed_min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
     return found
 
 
-def _next_uses(chains: Sequence[Chain]) -> list[list[int]]:
+def _with_answers(chains: Sequence[Chain], answers: Sequence[Chain]) -> list[Chain]:
+    return [chain + answer for chain, answer in zip_longest(chains, answers, fillvalue=())]
+
+
+def _next_uses(chains: Sequence[Chain], num_asked: Sequence[int]) -> list[list[int]]:
+    """Per block of each chain, the next prompt that has it; its first blocks are a prompt's."""
     coming: dict[int, int] = {}
     found = []
     for index in range(len(chains) - 1, -1, -1):
         found.append([coming.get(block, _NEVER) for block in chains[index]])
-        coming.update(dict.fromkeys(chains[index], index))
+        coming.update(dict.fromkeys(chains[index][: num_asked[index]], index))
     return found[::-1]
 
 
-def _replay(chains: Sequence[Chain], num_blocks: int, ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Per prompt, the blocks that are there when they are asked for; the lowest rank goes first."""
+def _replay(
+    chains: Sequence[Chain],
+    num_blocks: int,
+    ranks: Sequence[Sequence[int]],
+    num_asked: Sequence[int],
+) -> list[int]:
+    """Per prompt, the blocks that are there when they are asked for; the lowest rank goes first.
+
+    `num_asked`: how many of each chain's blocks are the prompt's, behind which its answer's come.
+    """
     leaves = _Leaves()
     found = []
-    for blocks, rank in zip(chains, ranks, strict=True):
+    for blocks, rank, num_prompt in zip(chains, ranks, num_asked, strict=True):
         in_use = set(blocks)
         num_known = 0
         while num_known < len(blocks) and blocks[num_known] in leaves.parents:
             num_known += 1
-        found.append(num_known)
+        found.append(min(num_known, num_prompt))
 
         parent = -1
         for place, block in enumerate(blocks):

@@ -14,6 +14,7 @@ from typing import Any
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.limits import (
     Chain,
+    answers_of,
     chains_of,
     infinite_blocks,
     min_blocks,
@@ -23,8 +24,8 @@ from raydix.runtime.foresight.traces import TraceRequest
 
 GIB = 1 << 30
 QUICK_ERROR = (
-    "0.3 points from an independent model (benchmarks.planning), 2 from an engine that answers one "
-    "request after the other, shortly; more where many run at once or answers are long"
+    "0.3 points from an independent model (benchmarks.planning), 0.1 from an engine that answers "
+    "one request after the other; more where many run at once, or a trace does not tell answers"
 )
 """What is known of how far the quick depth is off."""
 
@@ -40,7 +41,7 @@ class Question:
     """The leading part of the requests that fill the tiers and are not counted."""
     with_partial: bool = False
     """Whether a last block that is not whole takes room, as other simulators have it; Raydix keeps
-    whole pages alone.
+    whole pages alone. Answers are then left out.
     """
 
 
@@ -169,7 +170,7 @@ def make_plan(question: Question, sizes: Sizes) -> Plan:
     bounded = [size for size in sizes.l3 if size is not None]
     l3: dict[int | None, list[int]] = {}
     l3 |= _replay_tier(counted, "L3", bounded, points)
-    infinite = infinite_blocks(counted.chains)
+    infinite = infinite_blocks(counted.chains, counted.answers)
     if None in sizes.l3:
         l3[None] = infinite
 
@@ -189,12 +190,18 @@ class _Counted:
         self.question = question
         requests = question.requests
         self.chains: list[Chain] = chains_of(requests, with_partial=question.with_partial)
-        pairs = zip(requests, self.chains, strict=True)
-        self._requests = [replace(request, blocks=chain) for request, chain in pairs]
+        # Behind a last block that is not whole comes nothing.
+        self.answers: list[Chain] = (
+            [()] * len(requests) if question.with_partial else answers_of(requests)
+        )
+        each = zip(requests, self.chains, self.answers, strict=True)
+        self._requests = [
+            replace(request, blocks=chain, answer_blocks=answer) for request, chain, answer in each
+        ]
         self._first = int(question.count_after * len(requests))
         self._num_whole = [len(request.blocks) for request in requests]
         self._num_tokens = [request.num_tokens for request in requests]
-        self.num_distinct = len({block for chain in self.chains for block in chain})
+        self.num_distinct = len(set().union(*self.chains, *self.answers))
         """All blocks of the trace."""
 
     def replay(self, tier: Tier) -> list[int]:
@@ -259,7 +266,7 @@ def _replay_tier(
                 num_blocks=size.num_blocks,
                 lru=counted.percent(lru),
                 chosen=counted.percent(chosen),
-                min=counted.percent(min_blocks(counted.chains, num_blocks)),
+                min=counted.percent(min_blocks(counted.chains, num_blocks, counted.answers)),
             )
         )
         yield size.num_bytes, chosen

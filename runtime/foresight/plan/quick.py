@@ -21,7 +21,7 @@ from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.cache.page_key import KEY_BYTES, root_key
 from raydix.runtime.cache.page_pool import PagePool
 from raydix.runtime.cache.radix_node import RadixNode, Segment
-from raydix.runtime.cache.radix_tree import RadixTree
+from raydix.runtime.cache.radix_tree import Lock, RadixTree
 from raydix.runtime.cache.standing import standing_after
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.policies import EvictionPolicy
@@ -53,7 +53,7 @@ class Tier(Protocol):
         """Serve a request's prompt; returns how many of its blocks were there."""
 
     def end(self, request: TraceRequest, hint: Retention | None, now_s: float) -> None:
-        """The request has ended, and its client says what comes next."""
+        """The request has ended, its answer is there, and its client says what comes next."""
 
 
 class HostTier:
@@ -93,6 +93,22 @@ class HostTier:
         num_found = self._found
         missing = keys[num_found:]
         self._new[request] = b"".join(missing)
+        self._commit(missing, now_s)
+        return num_found
+
+    def end(self, request: TraceRequest, hint: Retention | None, now_s: float) -> None:
+        answer = [*map(_key, request.answer_blocks)]
+        self._commit(answer, now_s)
+        message = EndUse(
+            user=UserId(request.session),
+            tenant=_TENANT,
+            keys=self._new.pop(request) + b"".join(answer),
+            retention=hint,
+        )
+        self._say(message, now_s)
+
+    def _commit(self, missing: list[PageKey], now_s: float) -> None:
+        """Publish pages that were computed, as far as grants reach, until all are there."""
         while missing:
             num_granted = min(len(self._grants), len(missing))
             grants, self._grants = self._grants[:num_granted], self._grants[num_granted:]
@@ -105,16 +121,6 @@ class HostTier:
             # Steps take time: no two commits come at once.
             now_s += 1e-6
             self._say(commit, now_s)
-        return num_found
-
-    def end(self, request: TraceRequest, hint: Retention | None, now_s: float) -> None:
-        message = EndUse(
-            user=UserId(request.session),
-            tenant=_TENANT,
-            keys=self._new.pop(request),
-            retention=hint,
-        )
-        self._say(message, now_s)
 
     def _say(self, message: ToHost, now_s: float) -> None:
         self._tell(FromScheduler(_LINK, message), now_s)
@@ -136,12 +142,16 @@ class HostTier:
 
 
 class TreeTier:
-    """L1: a `RadixTree` whose tokens are the numbers of blocks. Nothing stays locked."""
+    """L1: a `RadixTree` whose tokens are the numbers of blocks.
+
+    A request holds its prompt until its answer is there, if blocks of that are known.
+    """
 
     def __init__(self, num_blocks: int, eviction: EvictionPolicy) -> None:
         self._tree = RadixTree(page_size=1, eviction=eviction)
         self._pool = PagePool(num_blocks)
         self._ends: dict[TraceRequest, RadixNode] = {}
+        self._locks: dict[TraceRequest, Lock] = {}
 
     def begin(self, request: TraceRequest, now_s: float) -> int:
         packed = np.array(request.blocks, dtype="<i4").tobytes()
@@ -149,34 +159,50 @@ class TreeTier:
         match = self._tree.match(root_key(), packed)
         lock = self._tree.lock(match, match.num_pages, now_s=now_s)
         num_found = match.num_pages
-        num_new = len(request.blocks) - num_found
-        num_new = min(num_new, self._pool.num_free + self._tree.num_evictable_pages(0))
+        self._insert(lock, request.blocks[num_found:], Segment.PROMPT, now_s)
+        assert lock.node is not None
+        self._ends[request] = lock.node
+        if request.answer_blocks and lock.num_pages == len(request.blocks):
+            self._locks[request] = lock
+        else:
+            self._tree.unlock(lock, last_step=0)
+        return num_found
+
+    def end(self, request: TraceRequest, hint: Retention | None, now_s: float) -> None:
+        user = UserId(request.session)
+        self._tree.retention.advance(now_s)
+        node = self._ends.pop(request)
+        lock = self._locks.pop(request, None)
+        if lock is not None:
+            self._insert(lock, request.answer_blocks, Segment.OUTPUT, now_s)
+            assert lock.node is not None
+            node = lock.node
+            self._tree.unlock(lock, last_step=0)
+        self._tree.retention.end_use(node, user)
+        if hint is not None:
+            self._tree.retention.retain(user, standing_after(hint, now_s))
+
+    def _insert(self, lock: Lock, blocks: tuple[int, ...], segment: Segment, now_s: float) -> None:
+        """Add blocks behind what is locked, as many as room can be made for."""
+        num_new = min(len(blocks), self._pool.num_free + self._tree.num_evictable_pages(0))
         victims = self._tree.evict((num_new - self._pool.num_free,))
         for victim in victims:
             self._pool.release(victim.page_ids[0], after_step=0)
         self._pool.settle(0)
         page_ids = self._pool.allocate(num_new)
         assert page_ids is not None
-        new = request.blocks[num_found : num_found + num_new]
-        self._tree.insert(
+        new = blocks[:num_new]
+        insertion = self._tree.insert(
             lock,
-            packed[4 * num_found : 4 * (num_found + num_new)],
+            np.array(new, dtype="<i4").tobytes(),
             (page_ids,),
             b"".join(map(_key, new)),
-            segment=Segment.PROMPT,
+            segment=segment,
             now_s=now_s,
         )
-        assert lock.node is not None
-        self._ends[request] = lock.node
-        self._tree.unlock(lock, last_step=0)
-        return num_found
-
-    def end(self, request: TraceRequest, hint: Retention | None, now_s: float) -> None:
-        user = UserId(request.session)
-        self._tree.retention.advance(now_s)
-        self._tree.retention.end_use(self._ends.pop(request), user)
-        if hint is not None:
-            self._tree.retention.retain(user, standing_after(hint, now_s))
+        # An answer's blocks may be there already.
+        self._pool.release(page_ids[: insertion.num_existing_pages], after_step=0)
+        self._pool.settle(0)
 
 
 def _key(block: int) -> PageKey:

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.foresight.simulator.front import ServiceFront
 from raydix.runtime.foresight.simulator.node import SimulatedNode
-from raydix.runtime.foresight.simulator.requests import ClientRequest
-from raydix.runtime.foresight.simulator.world import World, tokens_of
+from raydix.runtime.foresight.simulator.requests import ClientRequest, tokens_of_request
+from raydix.runtime.foresight.simulator.world import World
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.client import FailureKind, RequestDelta, SubmitRequest
 from raydix.runtime.messages.plan import DeviceSampling
@@ -91,7 +89,7 @@ class Clients:
             request=request,
             num_simulated=num_simulated,
             asked_s=self._world.now_s,
-            tokens=tokens_of_request(number, num_known, self._vocab_size),
+            tokens=tokens_of_request(number, num_known, self._vocab_size).tolist(),
         )
         self.answers.append(answer)
         self._world.after(self._world.profile.client_s, lambda: self._ask(answer))
@@ -171,17 +169,10 @@ class Clients:
     def _compare(self, answer: Answer) -> None:
         """Raise WrongAnswer unless a client has heard each of its tokens once, in order."""
         num_tokens = answer.request.num_answer_tokens
-        expected = tokens_of_request(answer.number, num_tokens, self._vocab_size)
+        told = tokens_of_request(answer.number, num_tokens, self._vocab_size)
+        expected = told.tolist()
         if answer.tokens != expected:
             raise WrongAnswer(
                 f"request {answer.number} heard {answer.tokens} instead of {expected}, from "
                 f"{answer.node} at {answer.ended_s} s"
             )
-
-
-def tokens_of_request(number: int, num_tokens: int, vocab_size: int) -> list[int]:
-    """The first tokens of a request's answer."""
-    seeds = np.full(num_tokens, number, dtype=np.int64)
-    positions = np.arange(num_tokens, dtype=np.int32)
-    tokens: list[int] = tokens_of(seeds, positions, vocab_size).tolist()
-    return tokens

@@ -1,15 +1,28 @@
 """What simulated clients ask: prompts made of the blocks of a trace, and when they come."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from raydix.runtime.foresight.simulator.world import tokens_of
 from raydix.runtime.foresight.traces import TraceRequest
 from raydix.runtime.messages.arrays import Int32Array, frozen
 from raydix.runtime.messages.retention import Retention
 
 _FILLER = 7
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBlock:
+    """A block that an answer has filled, wholly or behind the last tokens of its prompt."""
+
+    number: int
+    """The request that was answered, by its place."""
+    num_answered: int
+    """How many tokens of its answer come before the block's end."""
+    partial_block: int | None
+    """The block of the prompt that was not whole, whose tokens are this block's first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,16 +43,42 @@ class ClientRequest:
     """The time from that answer to this request."""
     priority: int = 0
     retention: Retention | None = None
+    answered: Mapping[int, AnswerBlock] = field(default_factory=dict)
+    """Blocks of any prompts that answers have filled before."""
 
     def prompt(self, vocab_size: int) -> Int32Array:
         """Its tokens, the same for equal blocks."""
-        tokens = np.full(len(self.blocks) * self.block_tokens, _FILLER, dtype=np.int32)
-        names = np.array(self.blocks, dtype=np.int64)
-        base = min(vocab_size, 30_000)
-        # A block is told from all others by its first three tokens.
-        for place in range(min(3, self.block_tokens)):
-            tokens[place :: self.block_tokens] = names // base**place % base
+        tokens = _named_tokens(self.blocks, self.block_tokens, vocab_size)
+        for place, block in enumerate(self.blocks):
+            if (answer := self.answered.get(block)) is not None:
+                start = place * self.block_tokens
+                tokens[start : start + self.block_tokens] = self._answer_tokens(answer, vocab_size)
         return frozen(tokens[: self.num_prompt_tokens])
+
+    def _answer_tokens(self, block: AnswerBlock, vocab_size: int) -> Int32Array:
+        """The tokens of a block, as the simulated answer has them."""
+        said = tokens_of_request(block.number, block.num_answered, vocab_size)
+        num_said = min(len(said), self.block_tokens)
+        partial = () if block.partial_block is None else (block.partial_block,)
+        asked = _named_tokens(partial, self.block_tokens, vocab_size)
+        found = [asked[: self.block_tokens - num_said], said[len(said) - num_said :]]
+        return np.concatenate(found)
+
+
+def _named_tokens(blocks: tuple[int, ...], block_tokens: int, vocab_size: int) -> Int32Array:
+    tokens = np.full(len(blocks) * block_tokens, _FILLER, dtype=np.int32)
+    names = np.array(blocks, dtype=np.int64)
+    base = min(vocab_size, 30_000)
+    # A block is told from all others by its first three tokens.
+    for place in range(min(3, block_tokens)):
+        tokens[place::block_tokens] = names // base**place % base
+    return tokens
+
+
+def tokens_of_request(number: int, num_tokens: int, vocab_size: int) -> Int32Array:
+    """The first tokens of a request's answer."""
+    seeds = np.full(num_tokens, number, dtype=np.int64)
+    return tokens_of(seeds, np.arange(num_tokens, dtype=np.int32), vocab_size)
 
 
 def requests_of(
@@ -51,6 +90,7 @@ def requests_of(
     not at the time that the trace says.
     """
     last_of: dict[int, int] = {}
+    answered = _answered(trace, block_tokens)
     made = []
     for index, request in enumerate(trace):
         before = last_of.get(request.session) if is_closed_loop else None
@@ -71,6 +111,23 @@ def requests_of(
                 pause_s=pause_s,
                 priority=request.priority,
                 retention=request.retention,
+                answered=answered,
             )
         )
     return made
+
+
+def _answered(trace: Sequence[TraceRequest], block_tokens: int) -> dict[int, AnswerBlock]:
+    """The blocks that first came with an answer: prompts repeat what is simulated of it."""
+    named: set[int] = set()
+    answered: dict[int, AnswerBlock] = {}
+    for number, request in enumerate(trace):
+        named.update(request.blocks)
+        first_end = (len(request.blocks) + 1) * block_tokens - request.num_tokens
+        for place, block in enumerate(request.answer_blocks):
+            if block not in named:
+                partial = None if place else request.partial_block
+                end = first_end + place * block_tokens
+                answered[block] = AnswerBlock(number, end, partial)
+        named.update(request.answer_blocks)
+    return answered

@@ -158,8 +158,9 @@ class Recorder:
             running.num_unserved += 1
             return
         submit = request.submit
-        blocks = self._hashes(running, request.chain)
-        if not running.has_room(len(blocks)):
+        blocks = self._prompt_hashes(running, request.chain)
+        answer_blocks = self._answer_hashes(running, request.chain)
+        if not running.has_room(len(blocks) + len(answer_blocks)):
             return
         session = None
         if submit.session_id is not None:
@@ -170,6 +171,7 @@ class Recorder:
             num_prompt_tokens=request.num_prompt,
             num_answer_tokens=request.num_output,
             blocks=blocks,
+            answer_blocks=answer_blocks,
             session=session,
             priority=submit.priority,
             retention=submit.retention,
@@ -188,22 +190,36 @@ class Recorder:
         )
         running.hints.append(hint)
 
-    def _hashes(self, running: _Running, chain: Chain) -> bytes:
+    def _prompt_hashes(self, running: _Running, chain: Chain) -> bytes:
         """The hashes of a prompt's blocks, each with all before it; the last may not be whole."""
-        pages = running.block_pages
-        num_whole = chain.num_prompt_pages // pages
-        keys = chain.keys(num_whole * pages)
-        width = pages * KEY_BYTES
-        ends = [keys[end - KEY_BYTES : end] for end in range(width, len(keys) + 1, width)]
+        num_whole = chain.num_prompt_pages // running.block_pages
+        ends = _ends(running, chain, 0, num_whole)
         hashes = [running.hash_of(b"block", end) for end in ends]
 
-        first_page = num_whole * pages
+        first_page = num_whole * running.block_pages
         num_left = chain.num_prompt - first_page * self._page_size
         if num_left:
             rest = chain.packed_pages(first_page, -(-chain.num_prompt // self._page_size))
             before = ends[-1] if ends else bytes(chain.identity)
             hashes.append(running.hash_of(b"tail", before + rest[: num_left * TOKEN_BYTES]))
         return b"".join(hashes)
+
+    def _answer_hashes(self, running: _Running, chain: Chain) -> bytes:
+        """The hashes of the blocks that an answer fills, as the next turn's prompt has them."""
+        # Nobody computes the keys and values of a last token.
+        num_computed = chain.num_tokens - 1 if chain.num_output else 0
+        pages = running.block_pages
+        start = chain.num_prompt_pages // pages
+        ends = _ends(running, chain, start, num_computed // self._page_size // pages)
+        return b"".join(running.hash_of(b"block", end) for end in ends)
+
+
+def _ends(running: _Running, chain: Chain, start: int, stop: int) -> list[bytes]:
+    """The keys of the last pages of blocks [start, stop), which stand for all before them, too."""
+    pages = running.block_pages
+    keys = chain.keys(stop * pages, start * pages)
+    width = pages * KEY_BYTES
+    return [keys[end - KEY_BYTES : end] for end in range(width, len(keys) + 1, width)]
 
 
 def _session(running: _Running, session_id: str, cache_salt: str | None) -> bytes:

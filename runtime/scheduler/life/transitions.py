@@ -355,9 +355,13 @@ class Transitions:
         """End a request, wherever it is: nobody knows it any more."""
         lane = self._lanes[request.lane]
         self._source.forget(request)
-        self.recorder.note_end(request)
-        if request.request_id in lane.running:
+        is_running = request.request_id in lane.running
+        if is_running:
             publish_rest(lane, request)
+        # Now the request itself knows all of its answer.
+        self.recorder.note_end(request)
+
+        if is_running:
             node = None if request.lock is None else request.lock.node
             num_held_pages = self._give_back(lane, request)
             note_end(lane, request, num_held_pages)

@@ -45,6 +45,7 @@ REQUEST = {
     "num_prompt_tokens": 20,
     "num_answer_tokens": 3,
     "blocks": bytes(range(16)),
+    "answer_blocks": b"",
     "session": b"12345678",
     "priority": 0,
     "retention": {"kind": "end", "seconds": 0.0},
@@ -164,9 +165,9 @@ async def serve(generating: InProcessLLM, load: Conversations, streams: int) -> 
     return counted
 
 
-@pytest.mark.parametrize("num_pages", [96, 400])
+@pytest.mark.parametrize(("num_pages", "output_tokens"), [(96, 4), (400, 4), (96, 40), (150, 40)])
 async def test_a_recording_replanned_has_the_hits_that_the_engine_counted(
-    tmp_path: Path, num_pages: int
+    tmp_path: Path, num_pages: int, output_tokens: int
 ) -> None:
     config = load_config(
         {
@@ -175,7 +176,11 @@ async def test_a_recording_replanned_has_the_hits_that_the_engine_counted(
         }
     )
     load = Conversations(
-        num_conversations=9, num_turns=6, prompt_tokens=100, turn_tokens=30, output_tokens=4
+        num_conversations=9,
+        num_turns=6,
+        prompt_tokens=100,
+        turn_tokens=30,
+        output_tokens=output_tokens,
     )
     async with in_process_engine(config, partial(build_sleeping_model, step_s=0.0)) as engine:
         recording = Recording(engine.call, await engine.call("begin_recording", None))
@@ -194,5 +199,5 @@ async def test_a_recording_replanned_has_the_hits_that_the_engine_counted(
     l1 = TokenBytes(token_bytes=1, block_tokens=PAGE).l1(PAGE * (num_pages - 1))
     [point] = make_plan(question, Sizes(l1=[l1], l2=[], l3=[])).points
     found = 100 * counted["l1"] / sum(counted.values())
-    assert 5 < found < 80
-    assert point.lru == pytest.approx(found, abs=2.0)
+    assert 2 < found < 80
+    assert point.lru == pytest.approx(found, abs=0.1)

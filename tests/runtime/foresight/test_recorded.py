@@ -1,5 +1,6 @@
 """A recording becomes a trace that is read back with all that was recorded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,18 @@ import pytest
 from raydix.errors import BadRequest
 from raydix.runtime.cli.load.requests import BlockPrompt
 from raydix.runtime.cli.load.traces import read_requests
+from raydix.runtime.config.policies import EvictionPolicy
+from raydix.runtime.foresight.plan.limits import infinite_blocks, lru_blocks, min_blocks
+from raydix.runtime.foresight.plan.quick import HostTier, Tier, TreeTier
 from raydix.runtime.foresight.recorded import RecordedTrace
-from raydix.runtime.foresight.simulator.requests import requests_of
-from raydix.runtime.foresight.traces import TraceRequest, block_tokens_of, read_trace, write_rows
+from raydix.runtime.foresight.simulator.requests import requests_of, tokens_of_request
+from raydix.runtime.foresight.traces import (
+    TraceRequest,
+    block_tokens_of,
+    read_trace,
+    write_rows,
+    write_trace,
+)
 from raydix.runtime.messages.recording import RecordedHint, RecordedRequest, RecordingPart
 from raydix.runtime.messages.retention import Retention, RetentionKind
 
@@ -27,6 +37,8 @@ def asked(
     blocks: list[int],
     *,
     rest: int = 0,
+    answer: tuple[int, ...] = (),
+    num_answer_tokens: int = 5,
     session: bytes | None = None,
     priority: int = 0,
     retention: Retention | None = None,
@@ -36,13 +48,18 @@ def asked(
         arrival_s=at_s,
         end_s=at_s + 2.0,
         num_prompt_tokens=BLOCK * (len(blocks) - bool(rest)) + rest,
-        num_answer_tokens=5,
-        # As large as hashes are.
-        blocks=np.array([(1 << 63) + 7919 * each for each in blocks], dtype="<u8").tobytes(),
+        num_answer_tokens=num_answer_tokens,
+        blocks=hashes(blocks),
+        answer_blocks=hashes(answer),
         session=session,
         priority=priority,
         retention=retention,
     )
+
+
+def hashes(blocks: Sequence[int]) -> bytes:
+    """Hashes as large as they are."""
+    return np.array([(1 << 63) + 7919 * each for each in blocks], dtype="<u8").tobytes()
 
 
 def written(
@@ -106,6 +123,69 @@ def test_a_simulation_and_a_load_ask_for_what_was_recorded(tmp_path: Path) -> No
     assert second.prompt.num_tokens == 35  # type: ignore[union-attr]
     halved, _ = read_requests(path, 32, BLOCK // 2, None)
     assert halved.prompt.num_tokens == 16  # type: ignore[union-attr]
+
+
+def answered_trace(path: Path) -> list[TraceRequest]:
+    """A prompt of 35 tokens, an answer of 20, and a next turn that has 48 of these 55."""
+    return written(
+        path,
+        asked(1.0, [4, 2, 8], rest=3, answer=(9,), num_answer_tokens=20, session=b"s"),
+        asked(6.5, [4, 2, 9, 7], rest=3, session=b"s"),
+    )
+
+
+def test_what_answers_leave_is_read_back_and_found_by_the_next_turn(tmp_path: Path) -> None:
+    first, second = answered_trace(tmp_path / "trace.jsonl")
+    assert (first.blocks, first.partial_block, first.answer_blocks) == ((0, 1), 2, (3,))
+    assert second.blocks == (0, 1, 3)
+    chains, answers = [first.blocks, second.blocks], [first.answer_blocks, ()]
+    for found in (
+        infinite_blocks(chains, answers),
+        lru_blocks(chains, 4, answers),
+        min_blocks(chains, 4, answers),
+        _found_by(TreeTier(4, EvictionPolicy.LRU), [first, second]),
+        _found_by(HostTier(8, EvictionPolicy.LRU), [first, second]),
+    ):
+        assert found == [0, 3]
+    assert infinite_blocks(chains) == [0, 2]
+    copy = tmp_path / "copy.jsonl"
+    write_trace(copy, [first, second])
+    assert read_trace(copy, BLOCK)[0].answer_blocks == (3,)
+
+
+def _found_by(tier: Tier, requests: list[TraceRequest]) -> list[int]:
+    found = []
+    for request in requests:
+        found.append(tier.begin(request, request.arrival_s))
+        tier.end(request, None, request.arrival_s)
+    return found
+
+
+def test_a_simulated_prompt_repeats_what_was_answered(tmp_path: Path) -> None:
+    trace = answered_trace(tmp_path / "trace.jsonl")
+    first, second = requests_of(trace, BLOCK, is_closed_loop=True)
+    answer = tokens_of_request(0, 20, 1000).tolist()
+    before = [*first.prompt(1000).tolist(), *answer]
+    assert second.prompt(1000).tolist()[: 3 * BLOCK] == before[: 3 * BLOCK]
+    assert first.prompt(1000).tolist()[32:] != second.prompt(1000).tolist()[48:]
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ("[1, 2]", "line 1 has 2 answer_hash_ids; expected 1 at most"),
+        ("[1.5]", "answer_hash_ids is no list of numbers or texts"),
+        ("7", "answer_hash_ids is no list"),
+    ],
+)
+def test_answers_that_cannot_be_are_told_with_their_line(
+    tmp_path: Path, ids: str, words: str
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    answered_trace(path)
+    path.write_text(path.read_text().replace('"answer_hash_ids": [3]', f'"answer_hash_ids": {ids}'))
+    with pytest.raises(BadRequest, match=words):
+        read_trace(path, BLOCK)
 
 
 def test_an_empty_recording_is_an_empty_file(tmp_path: Path) -> None:

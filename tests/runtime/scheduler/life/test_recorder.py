@@ -48,8 +48,12 @@ class Recorded:
 
 
 def hashes(request: RecordedRequest) -> list[bytes]:
+    return split(request.blocks)
+
+
+def split(blocks: bytes) -> list[bytes]:
     width = BLOCK_HASH_BYTES
-    return [request.blocks[at : at + width] for at in range(0, len(request.blocks), width)]
+    return [blocks[at : at + width] for at in range(0, len(blocks), width)]
 
 
 def record(salt: bytes = SALT, **fields: Any) -> RecordedRequest:
@@ -86,10 +90,48 @@ def test_equal_beginnings_have_equal_hashes_and_nothing_else_has() -> None:
     assert not {*salted} & {*first}, "tenants share nothing"
 
 
+@pytest.mark.parametrize("block_tokens", [4, 8])
+def test_a_next_turn_has_the_blocks_of_the_answer_before(block_tokens: int) -> None:
+    recorded = Recorded(block_tokens=block_tokens)
+    asked = recorded.driver.submit(PROMPT, max_tokens=15)
+    recorded.driver.run()
+    whole = [*PROMPT, *recorded.driver.answers[asked].tokens]
+    recorded.serve([*whole, 1, 2, 3])
+    first, second = recorded.take().requests
+    assert first.num_answer_tokens == 15
+    num_whole = 24 // block_tokens
+    before = hashes(first)[: len(PROMPT) // block_tokens]
+    assert hashes(second)[:num_whole] == [*before, *split(first.answer_blocks)]
+
+
+def test_an_answers_last_token_which_is_never_computed_is_in_no_block() -> None:
+    recorded = Recorded()
+    for num_answer in (1, 2, 3):
+        recorded.serve(PROMPT, max_tokens=num_answer, cache_salt=str(num_answer))
+    blocks = [split(each.answer_blocks) for each in recorded.take().requests]
+    assert [*map(len, blocks)] == [0, 0, 1]
+
+
+def test_an_aborted_answer_has_the_blocks_that_it_has_filled() -> None:
+    # Requests hear of their tokens several at a time.
+    recorded = Recorded(page_size=1)
+    for num_steps in range(2, 20):
+        asked = recorded.driver.submit(PROMPT, max_tokens=50, cache_salt=str(num_steps))
+        for _ in range(num_steps):
+            recorded.driver.step()
+        recorded.driver.abort(asked)
+        recorded.driver.run()
+    told = recorded.take().requests
+    assert len(told) == 18
+    for each in told:
+        num_computed = each.num_prompt_tokens + each.num_answer_tokens - 1
+        assert len(split(each.answer_blocks)) == num_computed - 10
+
+
 def test_neither_tokens_nor_keys_nor_names_are_told() -> None:
     keys = CoreDriver().keys(PROMPT)
     request = record(session_id="a name", cache_salt="tenant")
-    told = request.blocks + (request.session or b"")
+    told = request.blocks + request.answer_blocks + (request.session or b"")
     assert b"a name" not in told
     assert b"tenant" not in told
     assert len(keys) == 2 * KEY_BYTES
