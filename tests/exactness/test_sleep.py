@@ -39,7 +39,8 @@ async def test_what_was_cached_is_found_after_the_wake_and_every_token_is_exact(
 ) -> None:
     reference = references(family)
     expected = reference.expect(PROMPTS)
-    config = engine_config(reference.folder, model={"device": device})
+    model = {"device": device, "dtype": "float32"}
+    config = engine_config(reference.folder, model=model)
     async with in_process_engine(config) as engine:
         await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
         before = await held_bytes(engine)
