@@ -8,7 +8,7 @@ from raydix.runtime.scheduler.rates import Rates
 
 _PLANS_AHEAD = 2
 """The number of plans with rows in flight: one runs and one is queued behind it. If their steps are
-short, a third is queued.
+short, or ranks make masks between them, a third is queued.
 """
 _TURN_S = 1.25e-3
 """Seconds between a step's end and the start of the step that is planned with its result (H200
@@ -28,11 +28,12 @@ class Due:
 
 
 def what_is_due(
-    flights: Sequence[InFlight], rates: Rates, now_s: float, *, wants_rows: bool
+    flights: Sequence[InFlight], rates: Rates, now_s: float, *, wants_rows: bool, has_masks: bool
 ) -> Due | None:
     """What may be planned, given what the lanes of a step group have in flight; None: nothing.
 
     `wants_rows`: whether a plan with rows is wanted, although ranks may repeat the last one.
+    `has_masks`: whether grammars' masks are made for rows of a lane.
     """
     # A plain loop, as here and below each event comes by.
     num_row_plans, has_loads = 0, False
@@ -43,9 +44,24 @@ def what_is_due(
             has_loads = True
     takes_rows = wants_rows and (
         num_row_plans < _PLANS_AHEAD
-        or (num_row_plans == _PLANS_AHEAD and _are_short(flights, rates, now_s))
+        or (
+            num_row_plans == _PLANS_AHEAD
+            # A rank that makes a mask for each step takes the next plan late, however long the
+            # device takes for it: if the plan is on its way then, the device waits for both.
+            and (has_masks or _are_short(flights, rates, now_s))
+            and _decode_alone(flights)
+        )
     )
     return Due(num_row_plans, takes_rows) if takes_rows or has_loads else None
+
+
+def _decode_alone(flights: Sequence[InFlight]) -> bool:
+    """Whether no step in flight computes more than a token of each row.
+
+    None that does is short, or worth another ahead.
+    """
+    steps = [step for flight in flights for step in flight.steps.values()]
+    return all(step.num_rows >= step.num_tokens for step in steps)
 
 
 def _are_short(flights: Sequence[InFlight], rates: Rates, now_s: float) -> bool:
@@ -58,8 +74,4 @@ def _are_short(flights: Sequence[InFlight], rates: Rates, now_s: float) -> bool:
         for step in flight.steps.values():
             if step.most_tokens > most_tokens:
                 most_tokens = step.most_tokens
-    if rates.decode.predict_s(most_tokens, now_s) >= _TURN_S:
-        return False
-    # No step that computes more than a token of each row is that short, or worth another ahead.
-    steps = [step for flight in flights for step in flight.steps.values()]
-    return all(step.num_rows >= step.num_tokens for step in steps)
+    return rates.decode.predict_s(most_tokens, now_s) < _TURN_S

@@ -46,7 +46,8 @@ class Planner:
         lanes = step_group.pick(self._lanes)
         wants_rows = any(map(is_plan_wanted, lanes))
         flights = [lane.in_flight for lane in lanes]
-        due = what_is_due(flights, self._rates, now_s, wants_rows=wants_rows)
+        has_masks = any(lane.grammars.is_used for lane in lanes)
+        due = what_is_due(flights, self._rates, now_s, wants_rows=wants_rows, has_masks=has_masks)
         if due is None:
             return []
 

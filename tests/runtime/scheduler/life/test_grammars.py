@@ -63,6 +63,24 @@ def test_a_request_runs_once_its_grammar_is_compiled_and_its_rank_gets_it_with_t
     assert driver.plan.added[0].sampling.grammar == DIGITS.key()
 
 
+def test_a_third_plan_is_on_its_way_to_ranks_that_make_masks_however_long_steps_take() -> None:
+    driver = Driver()
+    driver.submit(PROMPT, grammar=DIGITS, max_tokens=40)
+    driver.compile(DIGITS)
+    for _ in range(10):
+        driver.step(seconds=0.02)
+    assert len(driver.plans[0]) == 3
+
+    driver.submit([7, 8, 9], max_tokens=2)
+    from_prompt_on = set()
+    while driver.plans[0]:
+        driver.step(seconds=0.02)
+        for index, plan in enumerate(driver.plans[0]):
+            if (plan.row_num_tokens > 1).any():
+                from_prompt_on.add(len(driver.plans[0]) - index)
+    assert max(from_prompt_on) == 2, "one at most is sent behind a prompt's"
+
+
 def test_others_run_while_a_grammar_is_compiled() -> None:
     driver = Driver()
     driver.submit(PROMPT, grammar=DIGITS)
