@@ -48,6 +48,7 @@ def check_requests(
         raise AccountingError(f"{len(requests.living)} requests live, {len(placed)} are on a lane")
     source.check(waiting | requests.unplaced.keys())
     timers.check({request.ticket for request in requests.living.values()})
+    requests.check()
     requests.orphans.check(running=set(running), waiting=waiting | requests.unplaced.keys())
 
 

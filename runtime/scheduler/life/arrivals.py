@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raydix.errors import AccountingError
-from raydix.ids import AskingId, ClientId, RequestId
+from raydix.ids import AskingId, ClientId, RequestId, TenantId
 from raydix.runtime.messages.client import ExpectRequest
+from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.life.early_loads import num_early_pages, spare_of
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.refusals import is_sound_expectation
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.transfers import Promotion
@@ -36,6 +38,7 @@ class _Arrival:
     name: RequestId
     """The name of its promotion, which no client gives to anything, but by chance."""
     chain: Chain
+    tenant: TenantId
     priority: int
     until_s: float
     lane: Lane | None = None
@@ -77,8 +80,8 @@ class Arrivals:
     def expect(self, client_id: ClientId, message: ExpectRequest, now_s: float) -> None:
         """Have room and pages for a request that is to come; nothing, if that cannot be."""
         asked = client_id, message.asking
-        is_full = len(self._expected) >= _MAX_EXPECTED
-        if is_full or asked in self._expected or not is_sound_expectation(message, self._settings):
+        is_sound = is_sound_expectation(message, self._settings)
+        if asked in self._expected or not is_sound or not self._has_room(message):
             return
         until_s = now_s + min(message.within_s, _MAX_WITHIN_S)
         self._expected[asked] = _Arrival(
@@ -88,10 +91,27 @@ class Arrivals:
                 cache_salt=message.cache_salt,
                 page_size=self._settings.page_size,
             ),
+            tenant=tenant_of(message.cache_salt),
             priority=message.priority,
             until_s=until_s,
         )
         self._timers.add(until_s)
+
+    def _has_room(self, message: ExpectRequest) -> bool:
+        """Whether one more may be expected: of a tenant as many as there are places left."""
+        tenant = tenant_of(message.cache_salt)
+
+        def num_own() -> int:
+            return sum(each.tenant == tenant for each in self._expected.values())
+
+        refusal = refuse_for_room(
+            len(self._expected),
+            _MAX_EXPECTED,
+            None if message.cache_salt is None else num_own,
+            what="arrivals",
+            bound="the most that are expected",
+        )
+        return refusal is None
 
     def end(self, client_id: ClientId, asking: AskingId | None) -> None:
         """A request has come, or will not; what was not expected changes nothing."""

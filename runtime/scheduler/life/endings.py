@@ -99,8 +99,7 @@ class Endings:
     def orphan(self, client_id: ClientId) -> None:
         """Let the requests of a client that is gone end piece by piece."""
         self._hand_overs.drop_all(client_id)
-        requests = self._requests
-        running, waiting = requests.orphans.add_all(requests.living.values(), client_id)
+        running, waiting = self._requests.orphan(client_id)
         # Those that hold something first. Of the others the newest: what one of them leaves room
         # for is not looked up for the next in vain.
         self._pieces.add(self.drop_orphan, running, weight=_END_WEIGHT)

@@ -104,12 +104,18 @@ def is_sound_expectation(message: ExpectRequest, settings: SchedulerSettings) ->
         return False
     if not 0 < len(message.token_ids) < settings.max_model_len or not message.within_s > 0:
         return False
+    if not _is_priority(message.priority):
+        return False
     return _wrong_tokens("the prompt", message.token_ids, settings) is None
 
 
 def is_sound_hint(hint: Retention) -> bool:
     """Whether a hint names a time; without one nothing can be ordered by it."""
     return 0 <= hint.seconds < math.inf
+
+
+def _is_priority(number: int) -> bool:
+    return -_MAX_PRIORITY <= number <= _MAX_PRIORITY
 
 
 def _bad(text: str) -> RequestFailure:
@@ -157,7 +163,7 @@ def _wrong_limits(message: SubmitRequest) -> _Wrong | None:
         return "deadline_s", problem
     if message.retention is not None and not is_sound_hint(message.retention):
         return "retention", f"is for {message.retention.seconds} seconds; expected 0 or more."
-    if not -_MAX_PRIORITY <= message.priority <= _MAX_PRIORITY:
+    if not _is_priority(message.priority):
         problem = f"is {message.priority}; expected -{_MAX_PRIORITY} to {_MAX_PRIORITY}."
         return "priority", problem
     return None

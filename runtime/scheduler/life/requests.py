@@ -4,7 +4,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
-from raydix.ids import GrammarKey, RequestId, TenantId
+from raydix.errors import AccountingError
+from raydix.ids import ClientId, GrammarKey, RequestId, TenantId
 from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.life.leaving import HandOver
 from raydix.runtime.scheduler.life.orphans import Orphans
@@ -24,6 +25,8 @@ class Requests:
         """Requests without a lane, in the order in which they get one; new ones wait for page keys.
         """
         self.orphans = Orphans()
+        self._going_on: set[RequestId] = set()
+        """Requests that wait, have a client, and were taken in before, here or elsewhere."""
         self.hints: dict[RequestId, PrefetchHint] = {}
         """Prefetch hints that were not answered yet, oldest first."""
         self.leaving: dict[RequestId, HandOver] = {}
@@ -59,6 +62,11 @@ class Requests:
         """
         return len(self.unplaced) + num_placed - self.orphans.num_waiting
 
+    @property
+    def num_going_on(self) -> int:
+        """The number of those that wait which were taken in before, here or elsewhere."""
+        return len(self._going_on)
+
     def num_living_of(self, tenant: TenantId) -> int:
         """The number of a tenant's requests that have not ended, those without a client too."""
         return self._of_tenant[tenant]
@@ -81,6 +89,7 @@ class Requests:
         self.living[request.request_id] = request
         self._of_tenant[tenant_of(request.submit.cache_salt)] += 1
         self.unplaced[request.request_id] = request
+        self._let_wait(request)
         if request.submit.session_id is not None:
             self._of_session[request.submit.cache_salt, request.submit.session_id] += 1
         if request.grammar.key is not None:
@@ -95,6 +104,7 @@ class Requests:
             del self._of_tenant[tenant]
         self.unplaced.pop(request.request_id, None)
         self.orphans.discard(request.request_id)
+        self._going_on.discard(request.request_id)
         if request.submit.session_id is not None:
             session = request.submit.cache_salt, request.submit.session_id
             self._of_session[session] -= 1
@@ -130,9 +140,28 @@ class Requests:
         """Note that requests have lost their lane: they get others in this order."""
         self.unplaced.update((request.request_id, request) for request in requests)
 
+    def admit(self, request: RequestState) -> None:
+        """Note that a request waits no longer."""
+        self._going_on.discard(request.request_id)
+
     def stop_running(self, request: RequestState) -> None:
         """Note that an admitted request waits again."""
         self.orphans.stopped_running(request.request_id)
+        self._let_wait(request)
+
+    def orphan(self, client_id: ClientId) -> tuple[list[RequestId], list[RequestId]]:
+        """Note that a client is gone. Returns those of its requests that run, and the others."""
+        running, waiting = self.orphans.add_all(self.living.values(), client_id)
+        self._going_on.difference_update(waiting)
+        return running, waiting
+
+    def _let_wait(self, request: RequestState) -> None:
+        if self._goes_on(request):
+            self._going_on.add(request.request_id)
+
+    def _goes_on(self, request: RequestState) -> bool:
+        is_known = request.submit.known_output is not None
+        return is_known and request.slot is None and request.request_id not in self.orphans
 
     def add_hint(self, hint: PrefetchHint) -> None:
         """Add a new hint."""
@@ -149,3 +178,12 @@ class Requests:
     def remove_hint(self, hint: PrefetchHint) -> None:
         """Remove a hint that was answered, or whose client is gone."""
         del self.hints[hint.request_id]
+
+    def check(self) -> None:
+        """Raise AccountingError unless those that go on are known, and no others."""
+        going_on = {name for name, each in self.living.items() if self._goes_on(each)}
+        if going_on != self._going_on:
+            raise AccountingError(
+                f"{len(going_on)} requests that wait were taken in before; {len(self._going_on)} "
+                "are counted"
+            )

@@ -112,17 +112,7 @@ class Submission:
             None if message.cache_salt is None else partial(self._num_waiting_of, message),
             what="requests",
             bound="scheduler.max_waiting_requests",
-            num_going_on=self._num_going_on,
-        )
-
-    def _num_going_on(self) -> int:
-        """The number of requests that wait and were taken in before, here or elsewhere."""
-        requests = self._requests
-        return sum(
-            each.slot is None
-            and each.submit.known_output is not None
-            and name not in requests.orphans
-            for name, each in requests.living.items()
+            num_going_on=lambda: self._requests.num_going_on,
         )
 
     def _num_waiting_of(self, message: SubmitRequest) -> int:

@@ -232,6 +232,7 @@ class Transitions:
         if table is None:
             return False
 
+        self._requests.admit(request)
         lane.waiting.admit(request)
         lane.promotions.end(request.request_id)
         lane.start_run(request, held.lock, table, start, now_s)

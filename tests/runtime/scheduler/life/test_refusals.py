@@ -10,10 +10,19 @@ from raydix.errors import BadParameter
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.api.request_stream import error_of
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import FailureKind, PrefetchPrompt, SubmitRequest
+from raydix.runtime.messages.client import (
+    ExpectRequest,
+    FailureKind,
+    PrefetchPrompt,
+    SubmitRequest,
+)
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.messages.retention import Retention, RetentionKind
-from raydix.runtime.scheduler.life.refusals import refuse_prefetch, refuse_request
+from raydix.runtime.scheduler.life.refusals import (
+    is_sound_expectation,
+    refuse_prefetch,
+    refuse_request,
+)
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 
 SETTINGS = replace(BASE, vocab_size=1000)
@@ -172,6 +181,16 @@ def test_nothing_is_pinned_for_no_time_or_for_ever(seconds: float) -> None:
     assert isinstance(error_of(failure), BadParameter)
     assert f"is {seconds}" in failure.message
     assert refuse_prefetch(replace(prompt, pin_s=1e9), settings) is None
+
+
+@pytest.mark.parametrize(("priority", "expected"), [(-5, True), (2**31 - 1, True), (2**31, False)])
+def test_request_that_is_to_come_has_a_priority_as_others_have(
+    priority: int, expected: bool
+) -> None:
+    told = ExpectRequest(
+        asking=AskingId(1), token_ids=int32_array([1]), within_s=1.0, priority=priority
+    )
+    assert is_sound_expectation(told, replace(SETTINGS, has_host_memory=True)) is expected
 
 
 def test_deadline_that_is_no_number_leaves_the_deadlines_of_others_alone() -> None:
