@@ -93,13 +93,14 @@ def eviction_key(
     """The key of pages of which it is known when they are used again.
 
     Those that count as used before all times go before all others, under every policy. Those that
-    are kept go last of their equals, also where the latest use goes first, or what came first: they
-    count as if they came when they are kept no longer.
+    are kept go last of their equals, also where the latest use goes first, or what came first.
+    Once they are kept no longer they count as used then, for which their owner places them anew:
+    no other key shrinks as time passes.
     """
     used_s = counts_as_used_s(standing, now_s)
     key = policy_key(pages, used_s)
     match standing:
-        case Kept():
+        case Kept(until_s) if until_s > now_s:
             return key if isinstance(key, tuple) else max(key, used_s)
         case Over():
             return (-math.inf, -math.inf) if isinstance(key, tuple) else -math.inf

@@ -52,10 +52,10 @@ class KeepBudget:
     def add(self, keep: Keep) -> list[Keep]:
         """Keep a session's pages; returns the keeps that are given up for it, the oldest first.
 
-        It is among them if it is larger than the budget.
+        It is among them if it is larger than the budget. Those that have run out give no room
+        before `expire` was called.
         """
         self.forget(keep.tenant, keep.user)
-        self.expire(keep.since_s)
         self._ends.set((keep.tenant, keep.user), keep.until_s)
         keeps = self._keeps.setdefault(keep.tenant, OrderedDict())
         keeps[keep.user] = keep
@@ -68,21 +68,26 @@ class KeepBudget:
             self.forget(keep.tenant, oldest.user)
         return given_up
 
-    def expire(self, now_s: float) -> None:
-        """Forget keeps that have run out, of all tenants: their pages age by themselves."""
-        while (ended := self._ends.take_due(now_s)) is not None:
-            self.forget(*ended)
+    def expire(self, now_s: float) -> list[Keep]:
+        """Forget keeps that have run out, of all tenants, and return them, the first first."""
+        ended = []
+        while (name := self._ends.take_due(now_s)) is not None:
+            ended.append(self._take(*name))
+        return ended
 
     def forget(self, tenant: TenantId, user: UserId) -> None:
         """Forget a session's keep, if it has any."""
-        keeps = self._keeps.get(tenant, OrderedDict())
-        keep = keeps.pop(user, None)
-        if keep is None:
-            return
-        self._ends.forget((tenant, user))
+        if user in self._keeps.get(tenant, ()):
+            self._ends.forget((tenant, user))
+            self._take(tenant, user)
+
+    def _take(self, tenant: TenantId, user: UserId) -> Keep:
+        keeps = self._keeps[tenant]
+        keep = keeps.pop(user)
         self._num_pages[tenant] -= keep.num_pages
         if not keeps:
             del self._keeps[tenant], self._num_pages[tenant]
+        return keep
 
     def keeps(self, now_s: float) -> list[Keep]:
         """The keeps that have not run out."""

@@ -296,7 +296,7 @@ class HostMemoryCore:
         # What is done in pieces goes on with ticks, which come at once, so that other events are
         # not held up by it.
         self._staged.expire(self._now_s)
-        self._retention.pins.expire(self._now_s)
+        self._retention.expire(self._now_s)
         is_flushing = isinstance(event, Tick | FlushHost)
         if is_flushing and (num_dropped := self._flush.advance()) is not None:
             self._effects.append(HostFlushed(num_dropped))

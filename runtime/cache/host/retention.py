@@ -59,6 +59,12 @@ class HostRetention:
         if not kept <= users:
             raise AccountingError(f"L2 keeps pages of {len(kept)} users; {len(users)} may")
 
+    def expire(self, now_s: float) -> None:
+        """Let what is kept or pinned no longer go as its use and the policy say."""
+        self.pins.expire(now_s)
+        for ended in self._budget.expire(now_s):
+            self._index.retain(ended.user, Idle(ended.until_s))
+
     def take(self, message: EndUse | ReleasePin, now_s: float) -> None:
         """Take what a Scheduler says of a session or of a pin."""
         match message:
@@ -89,6 +95,7 @@ class HostRetention:
         self._hint_objects(concerned, now_s)
         num_pages = sum(len(each.pages) for each in concerned)
         if isinstance(standing, Kept) and num_pages:
+            self.expire(now_s)
             keep = Keep(
                 tenant=message.tenant,
                 user=user,

@@ -71,10 +71,12 @@ class SessionRetention:
         return self._keeps[lane].num_pages
 
     def _advance_lanes(self) -> None:
-        for lane in self._lanes:
-            lane.l1.tree.retention.advance(self._now_s)
-        for budget in self._keeps:
-            budget.expire(self._now_s)
+        for lane, budget in zip(self._lanes, self._keeps, strict=True):
+            retention = lane.l1.tree.retention
+            retention.advance(self._now_s)
+            # Where what was used last goes first, no page goes earlier by itself.
+            for ended in budget.expire(self._now_s):
+                retention.retain(ended.user, Idle(ended.until_s))
 
     def hint(self, message: RetainSession) -> None:
         """Take a hint that comes without a request; of one that names no time nothing follows."""

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import SEVERAL_USERS, UserId
+from raydix.runtime.cache.deadlines import Deadlines
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES, EvictionKey, eviction_key
-from raydix.runtime.cache.standing import (
-    Away,
-    Idle,
-    Standing,
-    standing_after,
-)
+from raydix.runtime.cache.standing import Away, Idle, Kept, Standing, standing_after
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.retention import Retention
 
@@ -68,6 +64,8 @@ class StoredObjects:
         """A heap of objects by their keys; of former entries, too, which are passed by."""
         self._hinted: dict[UserId, dict[str, None]] = {}
         """The objects of which each user's hint says something."""
+        self._ends = Deadlines[UserId]()
+        """When what a user keeps is kept no longer."""
         self._aside: dict[str, int] = {}
         """The objects that could not be given up and have no place in the order, and the number of
         the entry with which each gets one again.
@@ -140,6 +138,7 @@ class StoredObjects:
     def _give_up(self, target_bytes: int, max_objects: int) -> dict[str, int]:
         """Take off what goes first, until at most `target_bytes` are taken."""
         victims: dict[str, int] = {}
+        self._end_keeps()
         while (
             self._total_bytes + self._reserved_bytes > target_bytes
             and len(victims) < max_objects
@@ -158,6 +157,17 @@ class StoredObjects:
             victims[name] = found.size_bytes
             self.remove(name)
         return victims
+
+    def _end_keeps(self) -> None:
+        """Place what is kept no longer anew: where what was used last goes first, or what came
+        last, it would stay behind all others.
+        """
+        while (user := self._ends.take_due(self._now_s)) is not None:
+            for name in self._hinted.get(user, ()):
+                found = self._objects[name]
+                if isinstance(found.standing, Kept):
+                    found.standing = Idle(found.standing.until_s)
+                    self._place(name, found)
 
     def _take_back(self) -> None:
         """Give objects that were put aside their places, once it is time; all if they alone are
@@ -212,6 +222,8 @@ class StoredObjects:
             found.standing, found.user = standing, user
             self._hinted.setdefault(user, {})[name] = None
             self._place(name, found)
+        if isinstance(standing, Kept) and user in self._hinted:
+            self._ends.set(user, standing.until_s)
 
     def _end_hints(self, user: UserId) -> None:
         for name in list(self._hinted.get(user, ())):
@@ -227,6 +239,7 @@ class StoredObjects:
         del names[name]
         if not names:
             del self._hinted[found.user]
+            self._ends.forget(found.user)
         found.standing = found.user = None
 
     @property
@@ -295,6 +308,7 @@ class StoredObjects:
                 f"{num_placed} of {len(self._objects)} objects have a place; {len(self._aside)} "
                 "are put aside"
             )
+        self._ends.check()
         hinted = {(each.user, name) for name, each in self._objects.items() if each.standing}
         on_record = {(user, name) for user, names in self._hinted.items() for name in names}
         if hinted != on_record:

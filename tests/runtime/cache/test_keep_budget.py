@@ -55,12 +55,15 @@ def test_a_keep_ends_by_its_age() -> None:
     budget = KeepBudget(10)
     budget.add(keep(1, 8))
     assert not budget.keeps(10.0)
+    assert [each.user for each in budget.expire(10.0)] == [1]
     assert not budget.add(keep(2, 8, now_s=10.0)), "what has run out need not be given up"
+    assert not budget.expire(19.9)
 
 
 def test_keeps_of_a_hundred_thousand_tenants_take_no_room_once_they_have_run_out() -> None:
     budget = KeepBudget(10)
     for tenant in range(100_000):
+        budget.expire(0.1 * tenant)
         budget.add(keep(1, 1, TenantId(tenant), now_s=0.1 * tenant))
     assert len(budget.keeps(0.0)) <= 101
     budget.check()

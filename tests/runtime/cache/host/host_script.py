@@ -1,6 +1,7 @@
 """A scripted world around HostMemory's core: it carries out effects and answers for storage."""
 
 from collections import deque
+from typing import Any
 
 from raydix.ids import SEVERAL_USERS, ConnectionId, LeaseId, PageKey, SchedulerName, UserId
 from raydix.runtime.cache.host.core import HostMemoryCore
@@ -69,7 +70,7 @@ class HostScript:
         num_slabs: int = 1,
         page_sizes: tuple[int, ...] = (1,),
         rule: PrefixRule | None = None,
-        **changes: int,
+        **changes: Any,
     ) -> None:
         """L2 has room for `num_pages` pages of size 1. `page_sizes`: one per KV group."""
         settings = HostSettings(

@@ -2,7 +2,9 @@
 
 import pytest
 
-from raydix.ids import TenantId, UserId
+from raydix.ids import PageKey, TenantId, UserId
+from raydix.runtime.cache.host.events import Tick
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import EndUse
 from raydix.runtime.messages.retention import Retention, RetentionKind
 from raydix.runtime.messages.tenants import tenant_label
@@ -21,6 +23,10 @@ def serve(host: HostScript, user: UserId, names: list[str], hint: Retention | No
     new = [name for name in names if make_key(name)[:16] not in host.mirror]
     host.commit(new)
     host.say(EndUse(user=user, tenant=TENANT, keys=make_keys(new), retention=hint))
+
+
+def index_names(*names: str) -> list[tuple[int, PageKey]]:
+    return [(0, PageKey(make_key(name))) for name in names]
 
 
 def left_of(host: HostScript, names: list[str]) -> list[str]:
@@ -71,6 +77,24 @@ def test_the_next_request_of_a_session_ends_its_keep() -> None:
     assert len(host.core.stats()["l2_kept"]) == 1
     serve(host, A, ["a1", "a2", "a3"])
     assert not host.core.stats()["l2_kept"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_first"),
+    [(EvictionPolicy.LRU, False), (EvictionPolicy.MRU, True), (EvictionPolicy.FILO, True)],
+)
+def test_what_is_kept_no_longer_goes_as_its_policy_says(
+    policy: EvictionPolicy, is_first: bool
+) -> None:
+    host = HostScript(16, eviction=policy)
+    host.attach_scheduler()
+    serve(host, B, ["b1", "b2"])
+    serve(host, A, ["a1", "a2"], Retention(kind=RetentionKind.KEEP, seconds=60.0))
+    host.now_s += 61.0
+    host.tell(Tick())
+    index = host.core._index
+    last, *_ = index.newest_first()
+    assert (index.name(last) in index_names("b1", "b2")) is is_first
 
 
 def test_what_a_session_shares_is_kept_no_longer_than_its_budget_allows() -> None:

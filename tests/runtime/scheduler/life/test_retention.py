@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydix.runtime.cache.page_key import pack_tokens, root_key
-from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.config.policies import EvictionPolicy, WritePolicy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.client import RetainSession
 from raydix.runtime.messages.retention import Retention, RetentionKind
@@ -143,6 +143,22 @@ def test_keeps_stay_within_their_budget_and_their_age() -> None:
     driver.wait(31.0)
     driver.send_tick()
     assert not driver.core.stats()["l1_kept"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "first"),
+    [(EvictionPolicy.LRU, "B"), (EvictionPolicy.MRU, "A"), (EvictionPolicy.FILO, "A")],
+)
+def test_what_is_kept_no_longer_goes_as_its_policy_says(policy: EvictionPolicy, first: str) -> None:
+    driver = RecordingDriver(eviction=policy)
+    serve(driver, B, session_id="b")
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    serve(driver, A, session_id="a", retention=keep)
+    driver.wait(61.0)
+    driver.send_tick()
+    evict(driver, 2)
+    left = (num_cached(driver, A), num_cached(driver, B))
+    assert left == ((0, 2) if first == "A" else (2, 0))
 
 
 def test_ten_thousand_hints_cost_no_request_and_hold_nothing() -> None:

@@ -104,6 +104,25 @@ def test_kept_objects_go_last_until_their_time_is_up() -> None:
     assert objects.names() == ("a", "b", "c", "d", "e", "f")
 
 
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (EvictionPolicy.LRU, "abcdef"),
+        (EvictionPolicy.MRU, "fedcba"),
+        (EvictionPolicy.FILO, "fedcba"),
+    ],
+)
+def test_kept_objects_go_as_the_policy_says_once_their_time_is_up(
+    policy: EvictionPolicy, expected: str
+) -> None:
+    objects = StoredObjects(6, policy)
+    objects.add(dict.fromkeys("abcdef", 1))
+    objects.retain("f", A, keep(10.0))
+    assert objects.names()[-1] == "f"
+    objects.advance(20.0)
+    assert goes(objects, 6) == list(expected)
+
+
 def test_what_is_to_be_used_again_goes_the_later_the_sooner_that_is() -> None:
     objects = stored()
     objects.retain("ef", A, Retention(kind=RetentionKind.RESUME, seconds=100.0))
