@@ -123,6 +123,10 @@ class EngineAsleep(RaydixError):
         return str(self.args[0])
 
 
+class CalledOff(RaydixError):
+    """Somebody else has called off what was asked for, before it was done."""
+
+
 class ModelFailed(RaydixError):
     """The model computed no answer for a request: its logits are not finite."""
 

@@ -158,7 +158,7 @@ class AsyncLLM(ModelHandle):
         and L2 gets what it lacks of L1. Those that come until `wake` wait, or raise EngineAsleep
         after `scheduler.max_asleep_wait_s`. Returns the bytes
         that the ranks held (`held_bytes`) and hold (`left_bytes`), and the pages that L2 had no
-        room for (`lost_pages`). Raises BadRequest if somebody wakes the engine meanwhile.
+        room for (`lost_pages`). Raises CalledOff if somebody wakes the engine meanwhile.
         """
         slept: dict[str, Any] = await self._engine.call(
             "fall_asleep", check_switch("weights", weights)

@@ -7,6 +7,7 @@ import typer
 
 from raydix.errors import BadRequest, EngineAsleep, EngineDead, RaydixError
 from raydix.runtime.config.capacity import format_bytes
+from raydix.runtime.scheduler.phase import Phase
 
 Engine = Annotated[str, typer.Argument(help="An engine of this host, as `raydix status` names it.")]
 WithWeights = Annotated[
@@ -36,7 +37,7 @@ def switch(
 ) -> None:
     """Put A to sleep, its weights too, and wake B in its place.
 
-    If B cannot wake, A is woken again.
+    If B cannot wake, A is woken again, unless it slept before.
     """
     for told in asyncio.run(_switch(asleep, awake)):
         print(told)
@@ -47,10 +48,15 @@ async def _switch(asleep: str, awake: str) -> list[str]:
         raise BadRequest(f"A and B are both {asleep}; expected two engines, which take turns.")
     # Before A is drained for nothing.
     await _call(awake, "phase")
+    has_slept = await _call(asleep, "phase") == Phase.ASLEEP.value
     slept = await _sleep(asleep, True)
     try:
         return [slept, await _wake(awake)]
     except RaydixError as error:
+        if has_slept:
+            raise EngineAsleep(
+                f"{awake} does not wake; {asleep} sleeps as before. {error}"
+            ) from error
         await _wake(asleep)
         raise EngineAsleep(f"{awake} does not wake, so {asleep} is awake again. {error}") from error
 

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.values import Choice
@@ -11,9 +12,10 @@ from raydix.runtime.config.values import Choice
 def _is_unlearned(policy: EvictionPolicy) -> EvictionPolicy:
     if policy is EvictionPolicy.REUSE:
         others = ", ".join(each for each in EvictionPolicy if each is not policy)
-        raise ValueError(
-            f"eviction is reuse, which only L1 learns; expected one of {others}. "
-            "Set cache.eviction to reuse instead."
+        raise PydanticCustomError(
+            "unlearned",
+            "expected one of {others}: only L1 learns, whose policy is cache.eviction",
+            {"others": others},
         )
     return policy
 

@@ -1,5 +1,6 @@
 """Make a checked configuration of a file, a folder, a dict or `--set`."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,16 @@ from raydix.runtime.config.paths import (
 )
 from raydix.runtime.config.values import WITH_SECRETS, without_passwords
 
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e9 as a number, as YAML 1.2 and JSON do: YAML 1.1 wants 1.0e+9."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 _WEIGHT_SUFFIXES = frozenset({".gguf", ".safetensors", ".bin", ".pt", ".pth"})
 
 
@@ -86,8 +97,8 @@ def apply_set(values: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set {shown}: expected KEY=VALUE, such as cache.l1.num_pages=64.")
     try:
-        value = yaml.safe_load(text)
-        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), f"--set {shown}")
+        value = yaml.load(text, _Loader)
+        _require_unique_keys(yaml.compose(text, _Loader), f"--set {shown}")
     except (yaml.YAMLError, RecursionError):
         problem = f"{without_passwords(repr(text))} is not a YAML value."
         raise ConfigError(f"--set {shown}: {problem}") from None
@@ -137,8 +148,8 @@ def _read(source: str | Path | Mapping[str, Any] | EngineConfig | None) -> dict[
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        _require_unique_keys(yaml.compose(text, yaml.SafeLoader), str(path))
-        values = yaml.safe_load(text)
+        _require_unique_keys(yaml.compose(text, _Loader), str(path))
+        values = yaml.load(text, _Loader)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except RecursionError:

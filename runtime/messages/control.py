@@ -18,6 +18,7 @@ class ControlErrorKind(StrEnum):
     CONFIG = "ConfigError"
     CHECKPOINT = "CheckpointError"
     ACCOUNTING = "AccountingError"
+    CALLED_OFF = "CalledOff"
     ENGINE_ASLEEP = "EngineAsleep"
     ENGINE_DEAD = "EngineDead"
     ENGINE_STOPPED = "EngineStopped"

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from raydix.errors import (
     BadParameter,
     BadRequest,
+    CalledOff,
     Cancelled,
     CheckpointError,
     ConfigError,
@@ -88,6 +89,8 @@ def failure_of(error: RaydixError) -> HttpFailure:
             return failure(400, text, "invalid_request_error", param=error.parameter)
         case BadRequest() | ConfigError() | CheckpointError():
             return failure(400, text, "invalid_request_error")
+        case CalledOff():
+            return failure(409, text, "invalid_request_error", code="called_off")
         case Overloaded():
             headers = _retry_after(error.retry_after_s)
             return failure(429, text, "rate_limit_error", code="overloaded", headers=headers)

@@ -8,6 +8,7 @@ from typing import Any
 from raydix.errors import (
     AccountingError,
     BadRequest,
+    CalledOff,
     CheckpointError,
     ConfigError,
     EngineAsleep,
@@ -40,6 +41,7 @@ _ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
     ControlErrorKind.CONFIG: ConfigError,
     ControlErrorKind.CHECKPOINT: CheckpointError,
     ControlErrorKind.ACCOUNTING: AccountingError,
+    ControlErrorKind.CALLED_OFF: CalledOff,
     ControlErrorKind.ENGINE_ASLEEP: EngineAsleep,
     ControlErrorKind.ENGINE_DEAD: EngineDead,
     ControlErrorKind.ENGINE_STOPPED: EngineStopped,

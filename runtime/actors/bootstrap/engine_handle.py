@@ -111,7 +111,7 @@ class EngineHandle:
             await self.call("shutdown")
         except EngineDead:
             # Somebody else has stopped it, or a signal to the whole group of a private cluster.
-            logger.info("engine %s has ended by itself", self.name)
+            logger.info("engine %s has ended already", self.name)
         finally:
             if own is not None:
                 own.end()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, assert_never
 
-from raydix.errors import BadRequest, EngineAsleep, EngineDead, RaydixError
+from raydix.errors import CalledOff, EngineAsleep, EngineDead, RaydixError
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
@@ -72,11 +72,11 @@ class EngineSleep:
     async def fall_asleep(self, scheduler: Keeper, with_weights: bool) -> dict[str, Any]:
         """Put the engine to sleep. Returns what its ranks held before, and what they still hold.
 
-        Raises BadRequest if somebody wakes it meanwhile.
+        Raises CalledOff if somebody wakes it meanwhile.
         """
         phase = await (await scheduler.serving()).call("fall_asleep", with_weights)
         if phase != Phase.ASLEEP.value:
-            raise BadRequest(f"Engine {self._name} was woken while it fell asleep.")
+            raise CalledOff(f"Engine {self._name} was woken while it fell asleep.")
         return {
             "held_bytes": self._held_bytes,
             "left_bytes": self._left_bytes,

@@ -359,3 +359,20 @@ def test_a_long_prompt_keeps_a_part_of_its_steps() -> None:
     model = {"model": {"path": "/x"}}
     with pytest.raises(ConfigError, match="short_prompt_fraction"):
         load_config(model, {"scheduler": {"short_prompt_fraction": 1.0}})
+
+
+@pytest.mark.parametrize("text", ["1e4", "1E4", "+1.0e4", "1.e4", "100e+2", "1000000e-2"])
+def test_an_exponent_makes_a_number_as_in_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text(f"model: {{path: there}}\nscheduler: {{max_asleep_wait_s: {text}}}\n")
+    (tmp_path / "there").mkdir()
+    overridden = apply_set(
+        {"model": {"path": str(tmp_path)}}, f"scheduler.max_asleep_wait_s={text}"
+    )
+    for source in (path, overridden):
+        assert load_config(source).scheduler.max_asleep_wait_s == 10_000.0
+
+
+@pytest.mark.parametrize("text", ["e4", "1e", "1e4s", "a1e4"])
+def test_what_only_looks_like_a_number_stays_text(text: str) -> None:
+    assert apply_set({}, f"model.path={text}") == {"model": {"path": text}}

@@ -177,3 +177,14 @@ async def test_a_model_whose_engines_are_away_hides_no_other() -> None:
         await models(a=gone, b=gone).ask_all(ask)
     with pytest.raises(ValueError, match="wrong"):
         await models(a=1, b=gone, c=other).ask_all(ask)
+
+
+async def test_a_query_names_the_model_of_a_body_too(two: Two) -> None:
+    async with two.http(ADMIN) as http:
+        for path in ("/admin/sleep", "/admin/wake", "/admin/cache/flush"):
+            nobody = await http.post(path, params={"model": "nobody"}, json={})
+            assert (nobody.status_code, nobody.json()["error"]["code"]) == (404, "model_not_found")
+            both = await http.post(path, params={"model": "chat"}, json={"model": "code"})
+            assert (both.status_code, both.json()["error"]["param"]) == (400, "model")
+        flushed = await http.post("/admin/cache/flush", params={"model": "chat"}, json={})
+        assert flushed.status_code == 200

@@ -92,7 +92,8 @@ async def test_an_engine_that_falls_asleep_is_not_ready_and_a_wake_calls_that_of
             await post(patient, "/admin/wake", {})
             called_off = await sleeping
         assert len((await running)["choices"][0]["token_ids"]) == 200
-    assert called_off.status_code == 400
+    assert called_off.status_code == 409
+    assert called_off.json()["error"]["code"] == "called_off"
     assert "was woken while it fell asleep" in called_off.json()["error"]["message"]
     assert await probed(patient) == [200, 200]
 
@@ -128,4 +129,16 @@ async def test_wrong_bodies_are_refused_and_the_engine_stays_awake(
         answer = await http.post(path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
+    assert await phase_of(patient) == "awake"
+
+
+@pytest.mark.parametrize("path", ["/admin/sleep", "/admin/wake"])
+async def test_the_only_model_is_not_taken_for_another_one(patient: Server, path: str) -> None:
+    async with patient.http(ADMIN) as http:
+        for answer in (
+            await http.post(path, params={"model": "nobody"}, json={}),
+            await http.post(path, json={"model": "nobody"}),
+        ):
+            assert answer.status_code == 404
+            assert "expected 'demo'" in answer.json()["error"]["message"]
     assert await phase_of(patient) == "awake"

@@ -1,6 +1,7 @@
 """Control calls without Ray: their results, their errors, and a Supervisor that goes."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,15 @@ async def test_a_supervisor_that_is_gone_is_engine_dead_and_needs_no_shutdown(
     ):
         await engine.handle.call("echo")
     await engine.handle.shutdown()
+
+
+async def test_who_stops_an_engine_that_was_stopped_does_not_say_that_it_ended_by_itself(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    await engine.desk.close()
+    with caplog.at_level(logging.INFO):
+        await engine.handle.shutdown()
+    assert [record.getMessage() for record in caplog.records] == ["engine mine has ended already"]
 
 
 async def test_an_engine_is_found_while_its_desk_is_open(engine: Engine) -> None:
