@@ -3,16 +3,21 @@
     python -m benchmarks.throughput                            # both models, 384 and 1,024 requests
     python -m benchmarks.throughput --models moe_l12 --requests 384 --repeats 1
     python -m benchmarks.throughput --tiny --device cpu
+    python -m benchmarks.throughput --sleep-ms 25 --device cpu # a model that only sleeps
 
 Prompts have 128 to 2,047 random tokens and answers 64 to 511, the same in every run; nothing is
 cached at first. The engine runs on Ray, and the client, in this process, gets each answer whole.
-What the Scheduler's thread and this process take is told as a part of one core.
+What the Scheduler's thread and this process take is told as a part of one core. A model that only
+sleeps takes the same time for each step, and its engine has no L2: so the load shows what these two
+take per token where there is no GPU.
 """
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,16 +33,20 @@ from benchmarks.engine.engines import (
     Prompts,
     add_options,
     ask,
+    engine_name,
     engine_sections,
     options_of,
     ray_engine,
     settle,
 )
 from benchmarks.model.model_shapes import ModelConfig
-from benchmarks.records.command_line import count, make_parser, run
+from benchmarks.records.command_line import count, make_parser, positive, run
 from benchmarks.records.record import Figure
+from raydix.runtime.actors.bootstrap.launch import start_engine
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.sampling_params import OutputKind
+from raydix.runtime.config.loading import load_config
+from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, build_sleeping_model
 
 MODELS = {"dense_l16": (DENSE_L16, DENSE_TINY), "moe_l12": (MOE_L12, MOE_TINY)}
 """The model of each name, and its tiny likeness."""
@@ -133,12 +142,35 @@ def scheduler_s(stats: dict[str, Any]) -> float:
     return float(stats["scheduler"]["scheduler_cpu_s"])
 
 
-async def measure(options: Options, name: str, load: Load) -> list[Figure]:
+@asynccontextmanager
+async def sleeping_engine(load: Load, sleep_ms: float) -> AsyncIterator[AsyncLLM]:
+    """An engine of actors whose model sleeps so long for each step, on the CPU."""
+    longest = load.prompt_tokens[1] + load.output_tokens[1] + 2
+    pages_each = -(-longest // load.page_size)
+    sections = load.sections()
+    sections["cache"] |= {"l1": {"num_pages": max(load.num_requests) * pages_each}, "l2": None}
+    sections["model"]["path"] = "none"
+    config = load_config(sections)
+    build_model = partial(build_sleeping_model, step_s=sleep_ms / 1e3)
+    name = engine_name("throughput")
+    handle = await asyncio.to_thread(start_engine, config, name, None, None, build_model)
+    try:
+        yield await AsyncLLM.connect(name)
+    finally:
+        await handle.shutdown()
+
+
+async def measure(
+    options: Options,
+    name: str,
+    load: Load,
+    vocab_size: int,
+    engine: AbstractAsyncContextManager[AsyncLLM],
+) -> list[Figure]:
     """Medians over `repeats` rounds of each number of requests, after a short one."""
-    model: ModelConfig = MODELS[name][options.is_tiny]
-    prompts = Prompts(int(model["vocab_size"]))
+    prompts = Prompts(vocab_size)
     figures: list[Figure] = []
-    async with ray_engine(options, model, load.sections(), "throughput") as llm:
+    async with engine as llm:
         await play(llm, load, prompts, min(load.num_requests) // 4)
         for num_requests in load.num_requests:
             rounds = [await play(llm, load, prompts, num_requests) for _ in range(options.repeats)]
@@ -158,7 +190,10 @@ def of_rounds(options: Options, what: str, rounds: Sequence[Round]) -> list[Figu
             name=f"{name}, {what}", value=median(parts), unit="1", max_value=options.bar(bar)
         )
 
-    client_us = median(1e6 * each.client_s / tokens(each) for each in rounds)
+    client_us, scheduler_us = (
+        median(1e6 * seconds(each) / tokens(each) for each in rounds)
+        for seconds in (lambda each: each.client_s, lambda each: each.scheduler_s)
+    )
     return [
         Figure(
             name=f"output, {what}",
@@ -168,16 +203,27 @@ def of_rounds(options: Options, what: str, rounds: Sequence[Round]) -> list[Figu
         part("in steps", [each.step_s for each in rounds], None),
         part("Scheduler's thread", [each.scheduler_s for each in rounds], MAX_SCHEDULER_PART),
         part("client", [each.client_s for each in rounds], MAX_CLIENT_PART),
+        Figure(name=f"Scheduler's thread, for each token, {what}", value=scheduler_us, unit="us"),
         Figure(name=f"client, for each token, {what}", value=client_us, unit="us"),
     ]
 
 
-def main(options: Options, models: Sequence[str], changes: dict[str, Any]) -> int:
-    """Measure and report. `changes`: of the load."""
+def main(
+    options: Options, models: Sequence[str], changes: dict[str, Any], sleep_ms: float | None = None
+) -> int:
+    """Measure and report. `changes`: of the load. `sleep_ms`: of each step, in place of models."""
     load = replace(TINY if options.is_tiny else Load(), **changes)
-    figures: list[Figure] = []
+    if sleep_ms is not None:
+        engine = sleeping_engine(load, sleep_ms)
+        name = f"steps of {sleep_ms:g} ms"
+        figures = asyncio.run(measure(options, name, load, VOCAB_SIZE, engine))
+        return options.report("throughput_asleep", asdict(load), figures)
+
+    figures = []
     for name in models:
-        figures += asyncio.run(measure(options, name, load))
+        model: ModelConfig = MODELS[name][options.is_tiny]
+        engine = ray_engine(options, model, load.sections(), "throughput")
+        figures += asyncio.run(measure(options, name, load, int(model["vocab_size"]), engine))
     return options.report("throughput", asdict(load), figures)
 
 
@@ -188,13 +234,14 @@ def command() -> int:
     command_line.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     command_line.add_argument("--requests", type=count, nargs="+")
     command_line.add_argument("--max-running-requests", type=count)
+    command_line.add_argument("--sleep-ms", type=positive, help="of a model that only sleeps")
     read = command_line.parse_args()
     changes: dict[str, Any] = {}
     if read.requests is not None:
         changes["num_requests"] = tuple(read.requests)
     if read.max_running_requests is not None:
         changes["max_running_requests"] = read.max_running_requests
-    return main(options_of(read), read.models, changes)
+    return main(options_of(read), read.models, changes, read.sleep_ms)
 
 
 if __name__ == "__main__":

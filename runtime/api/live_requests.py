@@ -53,13 +53,18 @@ class LiveRequests:
         Returns the requests whose output a stop string has ended.
         """
         stopped: list[OpenRequest] = []
+        # Each token of each request comes by here.
+        find, note_news = self._by_asking.get, self._callers.note_news
         for asking, token_id in zip(askings, token_ids, strict=True):
-            request = self._by_asking.get(asking)
+            request = find(asking)
             if request is None:
                 continue
-            if request.stream.push_token(token_id, now_s):
+            stream = request.stream
+            if stream.push_token(token_id, now_s):
                 stopped.append(request)
-            self._callers.note_news(request)
+                note_news(request)
+            elif stream.tells_parts:
+                note_news(request)
         return stopped
 
     def fail(self, requests: Iterable[OpenRequest], error: Callable[[], RaydixError]) -> None:

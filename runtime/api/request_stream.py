@@ -75,6 +75,8 @@ class RequestStream:
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
         self._has_news = False
+        self.tells_parts = params.output_kind is not OutputKind.FINAL
+        """Whether there are outputs before the finished one."""
         self.failure: RaydixError | None = None
         """The reason why there will be no finished output. Earlier outputs can still be taken."""
 
@@ -86,8 +88,7 @@ class RequestStream:
     @property
     def is_ready(self) -> bool:
         """`take` would give an output, or `failure` is set."""
-        is_told = self._has_news and self._params.output_kind is not OutputKind.FINAL
-        return is_told or self.has_ended
+        return (self._has_news and self.tells_parts) or self.has_ended
 
     @property
     def num_tokens(self) -> int:
@@ -155,7 +156,7 @@ class RequestStream:
     def take(self) -> RequestOutput | None:
         """Take what is new to the caller, as its `output_kind` asks; None if nothing is."""
         is_finished = self._finish_reason is not None
-        if not self._has_news or (self._params.output_kind is OutputKind.FINAL and not is_finished):
+        if not self._has_news or not (self.tells_parts or is_finished):
             return None
         self._has_news = False
         if self._params.output_kind is not OutputKind.DELTA:

@@ -360,3 +360,16 @@ def test_throughput_counts_every_token_and_what_the_client_takes(
     assert figures["output, moe_l12, 12 requests"]["value"] > 0
     for part in ("in steps", "Scheduler's thread", "client"):
         assert 0 < figures[f"{part}, moe_l12, 12 requests"]["value"] < 1
+
+
+@pytest.mark.part
+@pytest.mark.ray
+@pytest.mark.slow
+def test_throughput_needs_no_model_to_show_what_a_token_takes_around_it(
+    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = figures_of(lambda options: throughput.main(options, (), {}, 20.0), capsys)
+
+    assert 0 < figures["in steps, steps of 20 ms, 12 requests"]["value"] <= 1
+    for part in ("Scheduler's thread", "client"):
+        assert figures[f"{part}, for each token, steps of 20 ms, 12 requests"]["value"] > 0
