@@ -21,6 +21,7 @@ from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.model.families.table import Family
 from raydix.runtime.routing import ingress
@@ -29,12 +30,18 @@ from raydix.runtime.routing.policies import SoonestNode
 from raydix.runtime.routing.split import Split
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
 from raydix.runtime.testing.peers import InProcessPeers
-from tests.exactness.engines import assert_all_exact, engine_config, make_prompts
+from tests.exactness.engines import (
+    MAX_MODEL_LEN,
+    assert_all_exact,
+    engine_config,
+    make_prompts,
+)
 from tests.exactness.reference import NUM_TOKENS, Prompt, References, generate
 from tests.exactness.states import State, reach
 from tests.ray_cluster import IMPATIENT, own_name
 from tests.service.test_service import kill_engine
 
+ROOT = Path(__file__).parents[2]
 PROMPTS = make_prompts(87, [100, 64, 129], num_shared=20)
 WAIT_S = 120.0
 """The time for what must come; nothing is measured by it."""
@@ -53,6 +60,14 @@ def split_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_of(folder: Path, role: str, l3: Path | None = None) -> EngineConfig:
     cache = {"l2": {"bytes_per_node": "4MiB", "pull": {}}}
     return engine_config(folder, l3, role=role, cache=cache)
+
+
+def on_one_node(folder: Path, role: str) -> EngineConfig:
+    """The example of two engines on one node, for the checkpoint of a test."""
+    cache = {"load": "always", "l2": {"keep_s": 0}}
+    sections = {"model": {"path": str(folder), "max_model_len": MAX_MODEL_LEN}, "cache": cache}
+    example = ROOT / "configs" / "prefill-apart-cpu.yaml"
+    return load_config(load_config(example, sections), {"role": role})
 
 
 @dataclass(frozen=True)
@@ -161,14 +176,13 @@ async def test_streams_go_on_when_either_side_is_killed_in_mid_hand_over(
     names = {role: own_name(role) for role in ("prefill", "decode")}
     async with AsyncExitStack() as stack:
         for role, name in names.items():
-            config = engine_config(
-                reference.folder, role=role, cache={"l2": {"bytes_per_node": "8MiB", "keep_s": 0}}
-            )
+            config = on_one_node(reference.folder, role)
             handle = start_engine(config, name, supervision=IMPATIENT)
             stack.push_async_callback(handle.shutdown)
 
         async with await AsyncService.connect(list(names.values())) as service:
             figures = service.routing_figures
+            # They pull nothing, so that whatever is split goes through the L2 of their node.
             async with asyncio.timeout(WAIT_S):
                 while not figures.num_split.total():
                     await tokens_of(service, (5, 3), asyncio.Event())
