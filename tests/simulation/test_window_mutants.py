@@ -98,7 +98,7 @@ CASES = [
     Case(
         mutant=pending_loads_are_backed_up,
         workload=Workload(
-            seed=12,
+            seed=159,
             settings=replace(MIXED, num_pages=(64, 12)),
             storage=None,
             faults=SLOW_COPIES,
