@@ -58,6 +58,7 @@ from raydix.runtime.cli.service_roles import (
     PrefillNodes,
     configs_by_role,
     require_possible_roles,
+    warn_if_alone,
 )
 from raydix.runtime.cli.stop_signal import deferring_signals, until_stopped
 from raydix.runtime.config.engine import EngineConfig
@@ -217,6 +218,7 @@ async def serve_until_stopped(
     StoppedWhileStarting.
     """
     drain_s = options.drain_s
+    warn_if_alone(config, options.address)
     async with await start_engine(
         config,
         options.name,

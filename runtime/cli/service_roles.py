@@ -1,5 +1,6 @@
 """`raydix serve --prefill-nodes`: which engines of a service compute prompts for the others."""
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from raydix.runtime.config.policies import EngineRole, RoutingPolicyName
 
 if TYPE_CHECKING:
     from raydix.runtime.actors.service.scale import ScaleRule
+
+logger = logging.getLogger(__name__)
 
 PrefillNodes = Annotated[
     int | None,
@@ -46,6 +49,19 @@ def require_possible_roles(
         raise ConfigError(
             f"--prefill-nodes is given, and --routing {routing}, which knows no roles; expected "
             f"--routing {RoutingPolicyName.KV}. Leave one of them out."
+        )
+
+
+def warn_if_alone(config: EngineConfig, address: str | None) -> None:
+    """Say that an engine's role means nothing, if its Ray cluster is to be its own."""
+    from raydix.runtime.actors.bootstrap.cluster import named_cluster
+
+    if config.role is not EngineRole.BOTH and named_cluster(address) is None:
+        logger.warning(
+            "role is %s, but without --address this engine's Ray cluster is its own, and so is its "
+            "L2: no other engine goes on with what it begins, nor it with theirs. Start them on "
+            "one cluster, by --address.",
+            config.role,
         )
 
 

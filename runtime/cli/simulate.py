@@ -156,6 +156,8 @@ def _summary(outcome: "Outcome") -> str:
     ]
     if outcome.num_asked_again:
         told.append(f"{outcome.num_asked_again} sent anew after deaths")
+    if outcome.num_cut_answers:
+        told.append(f"{outcome.num_cut_answers:,} answers cut where the context ends")
     if outcome.failures:
         failed: dict[str, Any] = outcome.failures
         told.append("failed: " + ", ".join(f"{kind} {num}" for kind, num in failed.items()))

@@ -1,7 +1,7 @@
 """What simulated clients ask: prompts made of the blocks of a trace, and when they come."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,6 +45,14 @@ class ClientRequest:
     retention: Retention | None = None
     answered: Mapping[int, AnswerBlock] = field(default_factory=dict)
     """Blocks of any prompts that answers have filled before."""
+
+    def within(self, max_model_len: int) -> "ClientRequest":
+        """The same, but for an answer that ends where the context does."""
+        room = max_model_len - self.num_prompt_tokens
+        # A prompt that fills the context is refused as it is.
+        if room <= 0 or self.num_answer_tokens <= room:
+            return self
+        return replace(self, num_answer_tokens=room)
 
     def prompt(self, vocab_size: int) -> Int32Array:
         """Its tokens, the same for equal blocks."""

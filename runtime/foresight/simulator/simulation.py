@@ -57,6 +57,8 @@ class Outcome:
     prompt_tokens: dict[str, int]
     """Prompt tokens of requests that were answered, by where they came from."""
     answer_tokens: int
+    num_cut_answers: int
+    """The answers that ended where the context does, before the trace's did."""
     first_token_s: dict[str, float]
     """The times to the first token, by percentile."""
     next_token_s: dict[str, float]
@@ -89,6 +91,7 @@ class Outcome:
             "hits": {name: tokens / total for name, tokens in self.prompt_tokens.items()},
             "hit_fraction": self.hit_fraction,
             "answer_tokens": self.answer_tokens,
+            "cut_answers": self.num_cut_answers,
             "tokens_per_s": self.tokens_per_s,
             "ttft_s": self.first_token_s,
             "tpot_s": self.next_token_s,
@@ -110,9 +113,12 @@ class Simulation:
     ) -> None:
         """Everything is started, and requests are to come."""
         self._world = World(profile, rules or Rules())
-        self._requests = requests
         self._service = service
         settings = service.node.scheduler
+        self._requests = [request.within(settings.max_model_len) for request in requests]
+        self._num_cut_answers = sum(
+            asked is not request for asked, request in zip(requests, self._requests, strict=True)
+        )
         layout = settings.layout
         store = None
         if service.has_storage:
@@ -122,7 +128,7 @@ class Simulation:
         for index in range(service.num_nodes):
             self.nodes.append(self._new_node(index, store))
         self.clients = Clients(
-            self._world, self.nodes, requests, service.policy, settings.vocab_size
+            self._world, self.nodes, self._requests, service.policy, settings.vocab_size
         )
         self._draw_kills()
 
@@ -178,6 +184,7 @@ class Simulation:
             failures=dict(sorted(Counter(a.failure for a in answers if a.failure).items())),
             prompt_tokens=dict(sources),
             answer_tokens=sum(answer.request.num_answer_tokens for answer in good),
+            num_cut_answers=self._num_cut_answers,
             first_token_s=_percentiles(
                 [a.first_token_s - a.asked_s for a in good if a.first_token_s is not None]
             ),

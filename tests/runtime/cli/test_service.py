@@ -3,11 +3,16 @@
 from typing import Any
 
 import pytest
+import ray
 
 from raydix.errors import ConfigError
 from raydix.runtime.cli.http_front import model_names_of
 from raydix.runtime.cli.service import require_one_cluster, rule_of, service_names
-from raydix.runtime.cli.service_roles import configs_by_role, require_possible_roles
+from raydix.runtime.cli.service_roles import (
+    configs_by_role,
+    require_possible_roles,
+    warn_if_alone,
+)
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.config.policies import EngineRole, RoutingPolicyName
 
@@ -102,3 +107,19 @@ def test_somebody_has_to_go_on_with_what_engines_for_prefill_begin() -> None:
         require_possible_roles(2, rule_of(None, "2:4", 1), kv)
     with pytest.raises(ConfigError, match="knows no roles; expected --routing kv"):
         require_possible_roles(1, rule_of(2, None, 1), RoutingPolicyName.SESSION)
+
+
+def test_an_engine_whose_role_can_mean_nothing_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    base = load_config({"model": {"path": "/a"}})
+    prefill = load_config(base, {"role": "prefill"})
+    warn_if_alone(base, None)
+    warn_if_alone(prefill, "head:6379")
+    assert caplog.messages == []
+    warn_if_alone(prefill, None)
+    [told] = caplog.messages
+    assert "role is prefill" in told
+    assert "--address" in told

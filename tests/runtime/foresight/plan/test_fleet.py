@@ -28,6 +28,7 @@ def outcome(ttft_s: float | None, tpot_s: float | None = 0.01, failed: int = 0) 
         failures={"Overloaded": failed} if failed else {},
         prompt_tokens={"l1": 3, "computed": 7},
         answer_tokens=20,
+        num_cut_answers=0,
         first_token_s=times(ttft_s),
         next_token_s=times(tpot_s),
         duration_s=5.0,

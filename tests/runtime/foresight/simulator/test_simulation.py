@@ -141,3 +141,17 @@ def test_a_broken_invariant_of_any_core_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(node.scheduler.core, "check", fail)
     with pytest.raises(AccountingError):
         simulation.run()
+
+
+@pytest.mark.parametrize("tokens_per_simulated", [1, 8])
+def test_an_answer_ends_where_the_context_does(tokens_per_simulated: int) -> None:
+    service = made_service(scheduler={"max_model_len": 100})
+    requests = [
+        made_request(1, 6, 0.0, num_answer_tokens=50),
+        made_request(2, 5, 0.0, num_answer_tokens=20),
+        made_request(3, 7, 0.0, num_answer_tokens=50),
+    ]
+    outcome = simulate(service, requests, tokens_per_simulated=tokens_per_simulated)
+    assert outcome.answer_tokens == 4 + 20
+    assert outcome.num_cut_answers == 1
+    assert outcome.failures == {"PromptTooLong": 1}
