@@ -99,7 +99,7 @@ class RoutedNode:
 
     def prefill(self) -> Line:
         """The time to compute tokens, as it is learnt."""
-        return self._prefill.line(self._clock.now_s)
+        return self._prefill.likely_line(self._clock.now_s)
 
     def busy_s(self) -> float:
         """The time that a request would wait for those that are there, as the node predicts."""

@@ -19,6 +19,11 @@ _WEIGHT = 0.3
 _LOG_KEEP = math.log1p(-_WEIGHT)
 _START_WEIGHT = 0.01
 """The weight of the start values, beside observations that weigh 1 each."""
+_LIKELY_SPREAD = 8.0
+"""How much farther from its start value the time of a full amount is likely to be than the fixed
+time. Of what pieces of one size take beyond the start values half is then put down to fixed time if
+they are an eighth of the full amount, more if they are smaller, less if they are larger.
+"""
 _SURPRISE = 2.0
 """A piece that takes so many times as long as predicted is not believed until three have been that
 slow: a kernel may have been compiled, or the host held up. One that is so many times as quick is
@@ -167,6 +172,7 @@ class TimePredictor:
         self._start = _Sums()
         self._start.add(0.0, fixed_s, _START_WEIGHT)
         self._start.add(1.0, fixed_s + self._full_s, _START_WEIGHT)
+        self._likely_start = _around(fixed_s, self._full_s)
         self._observed = _Sums()
         self._observed_s = 0.0
         self._best = Line(fixed_s, 1.0 / start_rate)
@@ -245,16 +251,24 @@ class TimePredictor:
         """The line of what pieces of work take."""
         kept = self._kept(now_s)
         if kept < 1.0:
-            return self._fit(kept)
+            return self._fit(kept, self._start)
         if self._line is None:
-            self._line = self._fit(1.0)
+            self._line = self._fit(1.0, self._start)
         return self._line
 
-    def _fit(self, kept: float) -> Line:
+    def likely_line(self, now_s: float) -> Line:
+        """The line that is likeliest, for who chooses among places by it, and tries nothing.
+
+        Pieces of one size show how long these take, and not how much of that is fixed. `line` puts
+        it down to fixed time, so that larger pieces are tried; here it is divided.
+        """
+        return self._fit(self._kept(now_s), self._likely_start)
+
+    def _fit(self, kept: float, start: _Sums) -> Line:
         """Fit a line by least squares, within bounds."""
         sums = _Sums().plus(self._observed)
         sums.fade(kept)
-        sums = sums.plus(self._start)
+        sums = sums.plus(start)
         fixed_s, slope_s = sums.line()
         if fixed_s < 0.0:
             # Through the origin: no work takes less than no time.
@@ -268,6 +282,17 @@ class TimePredictor:
         """The part of what was observed that still counts."""
         idle_s = now_s - self._observed_s - _KEEP_S
         return 1.0 if idle_s <= 0 else math.exp(-idle_s / _KEEP_S)
+
+
+def _around(fixed_s: float, full_s: float) -> _Sums:
+    """The sums of a belief in each of the two values of a line, whatever the other one is."""
+    full_weight = _START_WEIGHT / _LIKELY_SPREAD**2
+    return _Sums(
+        weight=_START_WEIGHT,
+        amount_squared=full_weight,
+        seconds=_START_WEIGHT * fixed_s,
+        product=full_weight * full_s,
+    )
 
 
 def _excess_s(part_s: float, whole_s: float) -> float:

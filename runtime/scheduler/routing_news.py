@@ -149,7 +149,7 @@ class RoutingNews:
             arrivals_per_s=self._load.arrivals_per_s(now_s),
             busy_fraction=self._load.busy_fraction(now_s),
             num_ingresses=len(self._clients),
-            prefill=self._rates.prefill.line(now_s),
+            prefill=self._rates.prefill.likely_line(now_s),
             load=self._load_line(now_s),
             pull=self._pull_line(now_s),
             page_size=self._settings.page_size,
@@ -193,7 +193,10 @@ class RoutingNews:
             return None
         num_placed = min(lane.waiting.num_tokens + lane.num_tokens_to_compute for lane in lanes)
         num_new = sum(request.num_tokens for request in self._requests.unplaced.values())
-        prefill, budget = self._rates.prefill.line(now_s), self._settings.prefill_budget_tokens
+        prefill, budget = (
+            self._rates.prefill.likely_line(now_s),
+            self._settings.prefill_budget_tokens,
+        )
         # Prompts fill steps, each of which has a fixed time, too.
         token_s = prefill.predict_s(budget) / budget
         return (num_placed + num_new / len(lanes)) * token_s
@@ -201,7 +204,7 @@ class RoutingNews:
     def _load_line(self, now_s: float) -> Line:
         """The time of loads by their pages, or of computing them where that is done instead."""
         if self._settings.load is LoadPolicy.NEVER:
-            return _by_page(self._rates.prefill.line(now_s), self._settings.page_size)
+            return _by_page(self._rates.prefill.likely_line(now_s), self._settings.page_size)
         return _by_page(self._rates.load.line(now_s), self._page_bytes)
 
     def _pull_line(self, now_s: float) -> Line | None:

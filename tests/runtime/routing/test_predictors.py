@@ -4,6 +4,8 @@ import math
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raydix.runtime.routing.predictors import TimePredictor
 
@@ -49,6 +51,54 @@ def test_many_of_one_size_do_not_make_what_another_size_takes_forgotten() -> Non
     fixed_s, slope = predictor.line(1.0)
     assert fixed_s == pytest.approx(0.02, rel=0.2)
     assert slope == pytest.approx(1e-5, rel=0.5)
+
+
+@pytest.mark.parametrize("amount", [2048, 4096, 8192])
+@pytest.mark.parametrize("fixed_s", [0.005, 0.02])
+def test_pieces_of_one_size_are_likely_to_take_half_as_long_by_halves(
+    amount: int, fixed_s: float
+) -> None:
+    # 20 times as slow as was believed at the start: else a hit on half of a prompt saves nothing.
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for _ in range(20):
+        predictor.observe(amount, fixed_s + amount * 1e-4, now_s=1.0)
+    likely = predictor.likely_line(1.0)
+    for part in (0.5, 1.0, 2.0):
+        true_s = fixed_s + part * amount * 1e-4
+        assert likely.predict_s(part * amount) == pytest.approx(true_s, rel=0.25)
+
+
+def test_pieces_of_one_size_that_are_small_are_put_down_to_fixed_time() -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for _ in range(20):
+        predictor.observe(64, 0.02, now_s=1.0)
+    fixed_s, unit_s = predictor.likely_line(1.0)
+    assert fixed_s == pytest.approx(0.02, rel=0.1)
+    assert unit_s == pytest.approx(1 / 200_000, rel=0.5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20_000), st.floats(1e-5, 10.0)), max_size=30),
+    st.floats(0.0, 200.0),
+)
+def test_neither_part_of_a_likely_line_is_below_zero(
+    pieces: list[tuple[int, float]], idle_s: float
+) -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for amount, seconds in pieces:
+        predictor.observe(amount, seconds, now_s=1.0)
+    fixed_s, unit_s = predictor.likely_line(1.0 + idle_s)
+    assert fixed_s >= 0.0
+    assert unit_s > 0.0
+
+
+def test_pieces_of_two_sizes_leave_nothing_to_what_is_likely() -> None:
+    predictor = TimePredictor(200_000.0, full_amount=8192, fixed_s=0.005)
+    for amount in (1024, 4096) * 20:
+        predictor.observe(amount, 0.03 + amount * 1e-4, now_s=1.0)
+    for line in (predictor.line(1.0), predictor.likely_line(1.0)):
+        assert line.unit_s == pytest.approx(1e-4, rel=0.1)
+        assert line.fixed_s == pytest.approx(0.03, rel=0.2)
 
 
 def test_a_change_is_learned_from_one_size_alone() -> None:

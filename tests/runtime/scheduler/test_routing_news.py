@@ -231,6 +231,17 @@ def test_without_ranks_nothing_is_said_of_the_load() -> None:
     assert news.report is None
 
 
+def test_half_of_a_prompt_counts_for_half_of_its_time_where_all_were_of_one_size() -> None:
+    driver = RoutedDriver(prefill_budget_tokens=128, start_prefill_tokens_per_s=50_000.0)
+    for number in range(8):
+        driver.submit([number] * 64, max_tokens=1)
+        while driver.plans[0] or not driver.core.is_idle:
+            driver.step(seconds=0.1)
+    prefill = asked_later(driver).prefill
+    assert prefill.predict_s(64) == pytest.approx(0.1, rel=0.1)
+    assert prefill.predict_s(32) == pytest.approx(0.05, rel=0.2)
+
+
 def test_figures_tell_the_time_that_a_request_would_wait_as_reports_do() -> None:
     driver = RoutedDriver(prefill_budget_tokens=4)
     driver.submit(PROMPT, max_tokens=1)
