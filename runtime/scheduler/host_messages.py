@@ -166,8 +166,10 @@ class HostMessages:
         tier = Tier.L2 if message.source == L2_SOURCE else Tier.L3
         mirror = _mirrors(self._source.view)[tier]
         if self._news.is_followed:
-            self._news.note_shared(tier, message.group, *mirror.news(message))
-        ready, dropped = mirror.follow(message)
+            ready, dropped, news = mirror.follow_and_tell(message)
+            self._news.note_shared(tier, message.group, news.came, news.gone)
+        else:
+            ready, dropped = mirror.follow(message)
         if tier is Tier.L2:
             for lane in self._lanes:
                 lane.note_mirrored(ready, dropped)

@@ -1,7 +1,7 @@
 """What those who follow the caches of a replica are still to be told."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from raydix.ids import ConnectionId
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
@@ -63,20 +63,23 @@ class PageNews:
         if self.is_followed:
             self._changes.append(event)
 
-    def note_shared(
-        self, tier: Tier, group: int, came: Sequence[bytes], gone: Sequence[bytes]
-    ) -> None:
+    def note_shared(self, tier: Tier, group: int, came: bytes, gone: bytes) -> None:
         """Note which pages a tier that all lanes share has got and lost, by short keys."""
         if gone:
-            keys = ShortKeys(b"".join(gone))
-            self.note(PagesRemoved(tier=tier, lane=None, group=group, keys=keys))
+            self.note(PagesRemoved(tier=tier, lane=None, group=group, keys=ShortKeys(gone)))
         if came:
-            keys = ShortKeys(b"".join(came))
-            self.note(PagesStored(tier=tier, lane=None, group=group, keys=keys))
+            self.note(PagesStored(tier=tier, lane=None, group=group, keys=ShortKeys(came)))
 
     def take(self) -> list[TellFollower]:
         """Take what followers are told now, in order."""
         changes = self._hand_on_changes()
+        if not self._behind:
+            # As a rule: nobody has just come.
+            return [
+                TellFollower(connection=connection, events=changes, is_whole=True)
+                for connection in self._left
+                if changes
+            ]
         told = []
         for connection, left in self._left.items():
             was_behind, events = connection in self._behind, changes

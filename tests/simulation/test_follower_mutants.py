@@ -38,7 +38,7 @@ def pages_are_told_with_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
             came = [key for key in shorts if key not in mirror._groups[group]]
             add(group, keys)
             mirror._expected[group].clear()
-            core._page_news.note_shared(Tier.L2, group, came, [])
+            core._page_news.note_shared(Tier.L2, group, b"".join(came), b"")
 
         monkeypatch.setattr(mirror, "add", add_and_tell)
 

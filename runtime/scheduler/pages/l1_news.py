@@ -53,8 +53,9 @@ class L1News:
         if not self._news.is_followed or not len(own[0]):
             return
         stop = start + len(own[0])
-        keys = short_keys(chain.keys(stop, start))
-        parent = short_keys(chain.key(start - 1)) if start else None
+        keys, parent = short_keys(chain.keys(stop, max(0, start - 1))), None
+        if start:
+            parent, keys = keys[:MIRROR_KEY_BYTES], keys[MIRROR_KEY_BYTES:]
         if kept is own:
             # Nothing of it was there before.
             taken = [ids != 0 for ids in own]
@@ -132,7 +133,7 @@ class L1News:
 
 def _chosen(keys: bytes, is_chosen: BoolArray) -> bytes:
     """The short keys of the pages that are chosen."""
-    if is_chosen.all():
+    if np.count_nonzero(is_chosen) == len(is_chosen):
         return keys
     starts = (np.flatnonzero(is_chosen) * MIRROR_KEY_BYTES).tolist()
     return b"".join([keys[start : start + MIRROR_KEY_BYTES] for start in starts])
@@ -140,7 +141,7 @@ def _chosen(keys: bytes, is_chosen: BoolArray) -> bytes:
 
 def _runs(is_chosen: BoolArray) -> Iterator[tuple[int, int]]:
     """The runs of chosen pages, each from its first to behind its last."""
-    if is_chosen.all():
+    if np.count_nonzero(is_chosen) == len(is_chosen):
         yield 0, len(is_chosen)
         return
     padded = np.concatenate(([False], is_chosen, [False]))

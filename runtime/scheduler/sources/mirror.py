@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from raydix.ids import PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
@@ -17,6 +17,13 @@ class KnownPages(Protocol):
 
     def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
         """Pages of a group in [start, stop) that are there, up to the first gap."""
+
+
+class MirrorNews(NamedTuple):
+    """The short keys, concatenated, of pages that have come and that are gone."""
+
+    came: bytes
+    gone: bytes
 
 
 class Mirror:
@@ -42,19 +49,19 @@ class Mirror:
         """The short keys of a KV group's pages that were told to be there; a copy."""
         return self._groups[group] - self._expected[group]
 
-    def news(self, update: MirrorUpdate) -> tuple[list[PageKey], list[PageKey]]:
-        """What this update, which is yet to be followed, says of pages that was not told before.
-
-        Returns the short keys of those that have come, and of those that are gone.
-        """
+    def _news(
+        self, update: MirrorUpdate, ready: list[PageKey], dropped: list[PageKey]
+    ) -> MirrorNews:
+        """What an update, which is yet to be followed, says of pages that was not told before."""
         known, expected = self._groups[update.group], self._expected[update.group]
-        ready = split_keys(update.ready, MIRROR_KEY_BYTES)
-        dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
-        came = ready
-        # As a rule all that comes was expected, or is new, which is found out at once.
+        came, gone = update.ready, update.dropped
+        # As a rule all that comes was expected, or is new, and all that goes was told of. That is
+        # found out at once, and then the bytes are handed on as they are.
         if not (expected.issuperset(ready) or known.isdisjoint(ready)):
-            came = [key for key in ready if key not in known or key in expected]
-        return came, [key for key in dropped if key in known and key not in expected]
+            came = b"".join([key for key in ready if key not in known or key in expected])
+        if not (known.issuperset(dropped) and expected.isdisjoint(dropped)):
+            gone = b"".join([key for key in dropped if key in known and key not in expected])
+        return MirrorNews(came, gone)
 
     def is_told(self, group: int, key: bytes) -> bool:
         """Whether this page of a group was told to be there: its publication is no mere hope."""
@@ -85,12 +92,25 @@ class Mirror:
         """Follow changes; returns short keys of what became READY and was dropped."""
         ready = split_keys(update.ready, MIRROR_KEY_BYTES)
         dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
-        known, expected = self._groups[update.group], self._expected[update.group]
+        self._take(update.group, ready, dropped)
+        return ready, dropped
+
+    def follow_and_tell(
+        self, update: MirrorUpdate
+    ) -> tuple[list[PageKey], list[PageKey], MirrorNews]:
+        """Do as `follow` does, and say besides what of that was not told before."""
+        ready = split_keys(update.ready, MIRROR_KEY_BYTES)
+        dropped = split_keys(update.dropped, MIRROR_KEY_BYTES)
+        news = self._news(update, ready, dropped)
+        self._take(update.group, ready, dropped)
+        return ready, dropped, news
+
+    def _take(self, group: int, ready: list[PageKey], dropped: list[PageKey]) -> None:
+        known, expected = self._groups[group], self._expected[group]
         known.difference_update(dropped)
         known.update(ready)
         if expected:
             expected.difference_update(dropped, ready)
-        return ready, dropped
 
     def add(self, group: int, keys: bytes) -> None:
         """Note that these pages of a group are told to be published."""
