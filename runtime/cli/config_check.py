@@ -13,6 +13,7 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
 )
 from raydix.runtime.actors.kv_sockets import read_certificate
 from raydix.runtime.cli.output import print_json, standard_output
+from raydix.runtime.cli.pull_transport import ChosenTransport, chosen_transport
 from raydix.runtime.config.capacity import effective_summary, format_bytes
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.memory_limit import available_memory_bytes
@@ -56,6 +57,9 @@ class Report:
     stored_bytes: int | None
     """The bytes of the weights' files; None if they are not here."""
     summary: str
+    pull: ChosenTransport | None
+    """What would carry the pages of other nodes, were they like this machine; None: nothing would.
+    """
     problems: tuple[str, ...]
     """Each says what does not fit."""
 
@@ -73,6 +77,8 @@ class Report:
             "expert_store_bytes_per_node": sizes.expert_store_bytes,
             "token_bytes": sizes.layout.token_bytes,
             "max_model_len": sizes.max_model_len,
+            "pull_transport": None if self.pull is None else self.pull.transport,
+            "pull_transport_why": None if self.pull is None else self.pull.why,
             "problems": self.problems,
         }
 
@@ -142,11 +148,13 @@ def check_config(config: EngineConfig, machine: Machine) -> Report:
     problems += _overflows(config, sizes, machine)
     if machine.is_engines:
         problems += _unreadable(config)
+    pull = chosen_transport(config)
     return Report(
         sizes=sizes,
         weight_format=model.checkpoint.quantisation.description,
         stored_bytes=model.stored_bytes,
-        summary="\n".join(_lines(config, model, sizes, machine)),
+        summary="\n".join([*_lines(config, model, sizes, machine), *_pull_lines(pull)]),
+        pull=pull,
         problems=tuple(problems),
     )
 
@@ -181,6 +189,11 @@ def _lines(
     if config.model.device == "cuda":
         for name, num_bytes in GPUS.items():
             yield f"  {name}: {_fit(config, model, num_bytes)}"
+
+
+def _pull_lines(pull: ChosenTransport | None) -> Iterator[str]:
+    if pull is not None:
+        yield f"pulls  from other nodes, as of this machine, by {pull}"
 
 
 def _fit(config: EngineConfig, model: "ModelSizes", device_bytes: int) -> str:

@@ -8,6 +8,7 @@ from raydix.errors import CheckpointError, ConfigError
 from raydix.runtime.cli.config_check import check_config, machine_at_hand
 from raydix.runtime.cli.doctor_storage import BackendReport
 from raydix.runtime.cli.findings import Finding
+from raydix.runtime.cli.pull_transport import chosen_transport
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.l3 import (
@@ -36,6 +37,7 @@ def examine_config(
         )
         yield Finding("config: GPUs", is_there, f"{num_gpus} here, {needed} needed{remedy}")
 
+    yield from _pull(config)
     section = config.cache.l3
     if section is not None:
         yield _storage(section, backends, find_obstacle)
@@ -74,6 +76,17 @@ def _disk_below_bound(section: L3Section) -> str | None:
         f"has {format_bytes(total_bytes)}: once it is full, new pages are dropped and no old ones "
         "go. Lower it, or use a larger disk"
     )
+
+
+def _pull(config: EngineConfig) -> Iterator[Finding]:
+    try:
+        chosen = chosen_transport(config)
+    except ConfigError as error:
+        yield Finding("config: cache.l2.pull", False, str(error))
+        return
+    if chosen is not None:
+        is_ok = chosen.is_as_set
+        yield Finding("config: cache.l2.pull", is_ok, str(chosen), is_optional=True)
 
 
 def _size(config: EngineConfig) -> Iterator[Finding]:

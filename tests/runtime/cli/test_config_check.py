@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import zmq.auth
 
+from raydix.runtime.actors.pulls.carriers import NixlFacts
+from raydix.runtime.cli import pull_transport
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 from tests.quantised_checkpoints import make_quantised
@@ -38,6 +40,41 @@ def test_json_has_the_figures_alone(run: Run, capsys: Capture, model: str) -> No
     assert figures["l1_pages_per_rank"] == [1024]
     assert figures["l2_bytes_per_node"] == pytest.approx(4 * figures["l1_bytes_per_rank"], rel=0.1)
     assert figures["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ((True, True, False), "nixl: the library and what it needs are here"),
+        ((True, False, False), "tcp: this host has no RDMA device"),
+        ((False, True, False), "tcp: the library nixl is not installed"),
+        ((True, True, True), "tcp: links between nodes use TLS"),
+    ],
+)
+def test_what_would_carry_pulls_is_told_and_why(
+    run: Run,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    facts: tuple[bool, bool, bool],
+    told: str,
+) -> None:
+    is_installed, has_rdma, is_encrypted = facts
+    there = NixlFacts(is_installed=is_installed, has_rdma=has_rdma, is_encrypted=is_encrypted)
+    monkeypatch.setattr(pull_transport, "nixl_facts", lambda _: there)
+    pulling = ("config", "check", model, "--set", "cache.l2={bytes_per_node: 64MiB, pull: {}}")
+    assert run(*pulling) == 0
+    assert f"pulls  from other nodes, as of this machine, by {told}" in capsys.readouterr().out
+    assert run(*pulling, "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert f"{figures['pull_transport']}: {figures['pull_transport_why']}".startswith(told)
+
+
+def test_who_does_not_pull_hears_nothing_of_it(run: Run, capsys: Capture, model: str) -> None:
+    assert run("config", "check", model) == 0
+    assert "pulls" not in capsys.readouterr().out
+    assert run("config", "check", model, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["pull_transport"] is None
 
 
 DEEPSEEK_V3 = {

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from raydix.runtime.cli import doctor_config
+from raydix.runtime.actors.pulls.carriers import NixlFacts
+from raydix.runtime.cli import doctor_config, pull_transport
 from raydix.runtime.cli.config_check import Machine
 from raydix.runtime.cli.doctor_config import examine_config
 from raydix.runtime.cli.doctor_storage import BackendReport
@@ -149,3 +150,17 @@ def test_a_bound_beyond_the_whole_disk_is_an_obstacle(model: str, tmp_path: Path
         findings = {each.subject: each for each in examine_config(config, 0, ())}
         found = findings["config: cache.l3"]
         assert (found.is_ok, "the whole disk of" in found.detail) == (is_ok, not is_ok)
+
+
+@pytest.mark.parametrize(("transport", "is_ok"), [("auto", True), ("tcp", True), ("nixl", False)])
+def test_a_transport_that_is_wanted_and_lacking_is_told(
+    model: str, monkeypatch: pytest.MonkeyPatch, transport: str, is_ok: bool
+) -> None:
+    bare = NixlFacts(is_installed=False, has_rdma=False, is_encrypted=False)
+    monkeypatch.setattr(pull_transport, "nixl_facts", lambda _: bare)
+    l2 = {"bytes_per_node": "64MiB", "pull": {"transport": transport}}
+    config = load_config(model, {"cache": {"l2": l2}})
+    findings = {each.subject: each for each in examine_config(config, 0, ())}
+    told = findings["config: cache.l2.pull"]
+    assert (told.is_ok, told.is_optional) == (is_ok, True)
+    assert told.detail.startswith("tcp: ")
