@@ -38,11 +38,13 @@ async def replicas_listening(
     name: that of the service or engine, by which Ray Serve knows them. Those that run already, for
     an earlier version of a service, stay. At the end nothing new is taken, and streams may go on as
     long as `replicas` says; if `is_followed` says that a later version goes on, nothing ends.
-    Raises ConfigError if the port cannot be had, EngineDead if Ray Serve does not start.
+    Raises ConfigError if the port cannot be had, or another service has got HTTP meanwhile, and
+    EngineDead if Ray Serve does not start.
     """
     application = _application_of(name)
     here = address
     running = await asyncio.to_thread(_running)
+    _check_is_alone(application, running)
     if application not in running:
         # HAProxy itself would try a port that is taken again and again.
         here = TcpAddress(address.host, free_port(address))
@@ -113,6 +115,23 @@ def _check_nobody_loses(
             f"{url_of(address)} would serve {_listed(own)} alone, but this cluster's Ray Serve has "
             f"HTTP for {_listed(served)} together, each by its model. Leave out --http: what "
             "listens there goes on with the engines of the later version. Or give all these models."
+        )
+
+
+def _check_is_alone(application: str, running: Mapping[str, Collection[str]]) -> None:
+    """Raise ConfigError if another application has HTTP since `clear_for` has looked.
+
+    Two services may start at the same time, on one cluster: the later one would take it from the
+    earlier one.
+    """
+    others = frozenset().union(
+        *(_used_by_any(running[name]) for name in running.keys() - {application})
+    )
+    if others:
+        raise ConfigError(
+            f"This cluster's Ray Serve has HTTP for one service, and {_listed(others)} has got it "
+            "meanwhile. Leave out --http, start this one on another cluster, or give both models "
+            "to one raydix serve."
         )
 
 

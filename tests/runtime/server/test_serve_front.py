@@ -107,3 +107,22 @@ def test_what_a_deployment_is_called_says_whose_engines_it_uses() -> None:
         engines=dict(zip("ab", services, strict=True)), keys=None, num_replicas=1, drain_s=1.0
     )
     assert used_by(replicas.deployment_name) == {"a-b", "b-1"}
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+async def test_of_two_services_that_start_at_once_the_later_one_takes_no_http_from_the_earlier(
+    monkeypatch: pytest.MonkeyPatch, ended: list[str], *, is_own: bool
+) -> None:
+    # Both were clear to start, as neither had HTTP then.
+    run(monkeypatch)
+    clear("prod", {"prod"}, set())
+    engines = {"model": AsyncService(ServiceName("prod"))}
+    replicas = Replicas(engines=engines, keys=None, num_replicas=1, drain_s=1.0)
+    started: list[str] = []
+    monkeypatch.setattr(serve_front, "_start", lambda name, *_: started.append(name))
+    run(monkeypatch, **({"prod": ["HttpReplica+prod+0"]} if is_own else {"other": [ONE]}))
+    told = pytest.raises(ConfigError, match="prod has got it meanwhile")
+    with contextlib.nullcontext() if is_own else told:
+        async with serve_front.replicas_listening("prod", replicas, ADDRESS):
+            pass
+    assert started == (["raydix-prod"] if is_own else [])
