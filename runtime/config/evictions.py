@@ -14,7 +14,7 @@ def _is_unlearned(policy: EvictionPolicy) -> EvictionPolicy:
         others = ", ".join(each for each in EvictionPolicy if each is not policy)
         raise PydanticCustomError(
             "unlearned",
-            "expected one of {others}: only L1 learns, whose policy is cache.eviction",
+            "only L1, whose policy is cache.eviction, learns that one; expected one of {others}",
             {"others": others},
         )
     return policy
