@@ -6,8 +6,8 @@
 Eviction, at the quick depth: the tree of L1 alone, one request after another, whole blocks, beside
 MIN. Sizes are blocks of 512 tokens; of a made-up workload L1 holds a twentieth and a fifth of all
 its blocks. The default policy may be no more than 0.3 points below any other one on average, as
-long as it is one for all. `reuse` has bars of its own: what it finds of the conversation trace,
-what it may lose to LRU anywhere, and the time that it takes.
+long as it is one for all. `reuse` has bars of its own, in L1 and in L2: what it finds of the
+conversation trace, what it may lose to LRU anywhere, and the time that it takes.
 
 The queue, at the timed depth: an engine of one H200 and the first requests of the conversation
 trace, at 0.7 and 1.1 of what it can do. No policy may let a request wait more than three times as
@@ -37,7 +37,7 @@ from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.cache.reuse_chances import ReuseChances, kind_of
 from raydix.runtime.config.policies import EvictionPolicy, SchedulingPolicy
 from raydix.runtime.foresight.plan.limits import chains_of, min_blocks
-from raydix.runtime.foresight.plan.quick import TreeTier
+from raydix.runtime.foresight.plan.quick import HostTier, Tier, TreeTier
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest, read_trace
 from raydix.runtime.foresight.workloads import WORKLOADS, make_trace
 
@@ -57,7 +57,7 @@ TOUCHES_PER_REQUEST = 4
 MAX_LONGEST_WAIT = 3.0
 """The longest wait under any scheduling policy, as a multiple of that under `fcfs`."""
 QUEUE_TRACE = "conversation"
-PART_NAMES = ("eviction", "queue", "times")
+PART_NAMES = ("eviction", "l2", "queue", "times")
 
 
 @lru_cache(maxsize=1)
@@ -77,11 +77,8 @@ def cases() -> Iterator[tuple[str, int]]:
         yield from ((name, int(part * num_all)) for part in PARTS)
 
 
-def found_percent(
-    requests: Sequence[TraceRequest], num_blocks: int, policy: EvictionPolicy
-) -> float:
-    """What L1 has of the prompts' tokens."""
-    tier = TreeTier(num_blocks, policy)
+def found_percent(requests: Sequence[TraceRequest], tier: Tier) -> float:
+    """What a tier has of the prompts' tokens."""
     num_hits = 0
     for request in requests:
         num_hits += tier.begin(request, request.arrival_s)
@@ -93,7 +90,9 @@ def found_at(case: tuple[str, int]) -> tuple[dict[EvictionPolicy, float], float]
     """What each policy finds in a case, and what MIN does."""
     name, num_blocks = case
     requests = requests_of(name)
-    row = {policy: found_percent(requests, num_blocks, policy) for policy in EvictionPolicy}
+    row = {
+        policy: found_percent(requests, TreeTier(num_blocks, policy)) for policy in EvictionPolicy
+    }
     chains = chains_of(requests, with_partial=False)
     num_tokens = sum(request.num_tokens for request in requests)
     return row, 100 * BLOCK_TOKENS * sum(min_blocks(chains, num_blocks)) / num_tokens
@@ -125,6 +124,33 @@ def measure_eviction(pool: ProcessPoolExecutor) -> Iterator[Figure]:
     yield Figure(
         name="lost_by_reuse", value=lost_by_reuse, unit="points at most", max_value=MAX_LOSS
     )
+
+
+def found_in_l2(case: tuple[str, int]) -> tuple[float, float]:
+    """What L2 finds in a case under LRU and under `reuse`."""
+    name, num_blocks = case
+    policies = (EvictionPolicy.LRU, EvictionPolicy.REUSE)
+    lru, reuse = (found_percent(requests_of(name), HostTier(num_blocks, each)) for each in policies)
+    return lru, reuse
+
+
+def measure_l2(pool: ProcessPoolExecutor) -> Iterator[Figure]:
+    """What L2 finds under `reuse` in every case, beside LRU."""
+    all_cases, lost = [*cases()], 0.0
+    for (name, num_blocks), (lru, reuse) in zip(
+        all_cases, pool.map(found_in_l2, all_cases), strict=True
+    ):
+        lost = max(lost, lru - reuse)
+        print(f"L2 {name} {num_blocks}: lru {lru:.2f}  reuse {reuse:.2f}", file=sys.stderr)
+        yield Figure(
+            name=f"l2_{name}_{num_blocks}_reuse",
+            value=reuse,
+            unit="%",
+            min_value=MIN_REUSE.get(num_blocks) if name == "conversation" else None,
+            baseline=lru,
+            baseline_name="LRU",
+        )
+    yield Figure(name="lost_by_reuse_in_l2", value=lost, unit="points at most", max_value=MAX_LOSS)
 
 
 def measure_queue(pool: ProcessPoolExecutor, num_requests: int) -> Iterator[Figure]:
@@ -197,6 +223,8 @@ def measure(parts: Sequence[str], num_processes: int, num_requests: int) -> Iter
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
         if "eviction" in parts:
             yield from measure_eviction(pool)
+        if "l2" in parts:
+            yield from measure_l2(pool)
         if "queue" in parts:
             yield from measure_queue(pool, num_requests)
     if "times" in parts:

@@ -30,6 +30,10 @@ class Evictable(Protocol):
     def worth_s(self) -> float:
         """How long after their last use they are worth keeping, as `ReuseChances` says."""
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether the next prompt of their chain has little to compute without them."""
+
 
 PolicyKey = Callable[[Evictable, float], EvictionKey]
 """Gives a key to pages that count as used at some time."""
@@ -75,6 +79,15 @@ def reuse(pages: Evictable, used_s: float) -> EvictionKey:
     return used_s + pages.worth_s
 
 
+def tlru(pages: Evictable, used_s: float) -> EvictionKey:
+    """A key by which pages go first without which a next prompt is soon computed, then as in `lru`.
+
+    So it is not most hits that are sought but few long waits: what all conversations keep is all
+    but their ends. Tail-optimised LRU; `ChainNeeds` says how long an end may be.
+    """
+    return not pages.is_spare, used_s
+
+
 EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
     EvictionPolicy.LRU: lru,
     EvictionPolicy.LFU: lfu,
@@ -84,6 +97,7 @@ EVICTION_POLICIES: dict[EvictionPolicy, PolicyKey] = {
     EvictionPolicy.SLRU: slru,
     EvictionPolicy.PRIORITY: priority,
     EvictionPolicy.REUSE: reuse,
+    EvictionPolicy.TLRU: tlru,
 }
 
 

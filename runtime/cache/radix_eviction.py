@@ -7,6 +7,7 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
+from raydix.runtime.cache.chain_needs import ChainNeeds
 from raydix.runtime.cache.eviction import EvictionOrder
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES
@@ -40,6 +41,7 @@ class RadixEviction:
         self._windows = windows
         self._order = EvictionOrder(EVICTION_POLICIES[policy])
         self._chances = ReuseChances() if policy is EvictionPolicy.REUSE else None
+        self._needs = ChainNeeds() if policy is EvictionPolicy.TLRU else None
         self._num_groups = len(reaches)
         self._whole = [group for group, reach in enumerate(reaches) if reach is None]
         """The groups that lose no page without its leaf: FULL and LATENT ones."""
@@ -61,6 +63,8 @@ class RadixEviction:
         chances = self._chances
         if chances is not None:
             chances.begin_request(now_s)
+        if self._needs is not None:
+            self._needs.begin_request()
         current: RadixNode | None = node
         while current is not None:
             if chances is not None and current.parent is not None:
@@ -83,6 +87,8 @@ class RadixEviction:
     def use_path(self, node: RadixNode, priority: int, now_s: float, turn: int) -> None:
         """Count a use of a node and of all above, by a request in its chain's turn `turn`."""
         use_path(node, priority, now_s)
+        if self._needs is not None:
+            self._spare_ends(node, self._needs)
         chances = self._chances
         if chances is None:
             return
@@ -91,6 +97,19 @@ class RadixEviction:
             kind = kind_of(turn, node.end, current.num_hits)
             current.value(kind, chances.worth_s(kind))
             current = current.parent
+
+    def _spare_ends(self, node: RadixNode, needs: ChainNeeds) -> None:
+        """Note of a node and of all above which of them a next prompt of their chains needs."""
+        current: RadixNode | None = node
+        while current is not None:
+            current.reach(node.end)
+            current.spare(num_needed=needs.num_needed(current.deepest))
+            current = current.parent
+
+    def note_new(self, num_pages: int) -> None:
+        """Note that a request has brought pages that were not there."""
+        if self._needs is not None:
+            self._needs.brought(num_pages)
 
     def unlock_path(self, node: RadixNode, last_step: int) -> None:
         """Take a lock off a node and off all nodes above it, once it pins no window any more."""

@@ -5,14 +5,8 @@ from collections.abc import Iterator, Sequence
 from raydix.errors import AccountingError
 from raydix.ids import PageKey
 from raydix.runtime.cache.radix_check import collect_nodes
-from raydix.runtime.cache.radix_node import (
-    RadixNode,
-    Victim,
-    count_shared_pages,
-    cut_tail,
-    new_root,
-    split_node,
-)
+from raydix.runtime.cache.radix_edges import count_shared_pages
+from raydix.runtime.cache.radix_node import RadixNode, Victim, cut_tail, new_root, split_node
 
 
 class RadixForest:

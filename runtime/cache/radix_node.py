@@ -98,6 +98,10 @@ class RadixNode:
     kind: int = 0
     worth_s: float = 0.0
     """What its last use has made of it: a kind of pages, and how long that is worth keeping."""
+    deepest: int = 0
+    """The most pages that a chain through the node has had, those that are gone included."""
+    is_spare: bool = False
+    """Whether the next prompt of its chain has little to compute without it; both for `tlru`."""
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
     """The nodes below this one, by the packed tokens of their first page."""
 
@@ -146,6 +150,14 @@ class RadixNode:
     def value(self, kind: int, worth_s: float) -> None:
         """Note what a use makes of the node's pages."""
         self.kind, self.worth_s = kind, worth_s
+
+    def reach(self, deepest: int) -> None:
+        """Note that a chain through the node has had so many pages."""
+        self.deepest = max(self.deepest, deepest)
+
+    def spare(self, *, num_needed: int) -> None:
+        """Note how many of its chain's first pages a next prompt needs."""
+        self.is_spare = self.start >= num_needed
 
     def claim(self, user: UserId) -> None:
         """Note that a request of this user has ended with the node's pages."""
@@ -254,27 +266,6 @@ class RadixNode:
         return victim
 
 
-def count_shared_pages(edge: bytes, packed_tokens: bytes, offset: int, page_bytes: int) -> int:
-    """Leading pages of `edge` that `packed_tokens` also has from byte `offset`.
-
-    The first page is known to agree.
-    """
-    if packed_tokens.startswith(edge, offset):
-        return len(edge) // page_bytes
-
-    view = memoryview(edge)
-    low, high = 1, min(len(edge), len(packed_tokens) - offset) // page_bytes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if packed_tokens.startswith(
-            view[low * page_bytes : middle * page_bytes], offset + low * page_bytes
-        ):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def chain_keys(node: RadixNode | None) -> bytes:
     """Keys of all pages from the first one to the end of `node`, 32 bytes each."""
     parts = []
@@ -344,6 +335,8 @@ def split_node(node: RadixNode, end: int, page_bytes: int) -> RadixNode:
         turn=node.turn,
         kind=node.kind,
         worth_s=node.worth_s,
+        deepest=node.deepest,
+        is_spare=node.is_spare,
         is_inspected=node.is_inspected,
         num_inspected_children=int(node.is_inspected),
     )

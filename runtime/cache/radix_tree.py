@@ -15,6 +15,7 @@ from raydix.ids import PageKey
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.page_key import KEY_BYTES, TOKEN_BYTES
 from raydix.runtime.cache.page_pools import require_lengths
+from raydix.runtime.cache.radix_edges import count_shared_pages
 from raydix.runtime.cache.radix_eviction import RadixEviction
 from raydix.runtime.cache.radix_flush import FlushWalk
 from raydix.runtime.cache.radix_forest import RadixForest
@@ -22,7 +23,6 @@ from raydix.runtime.cache.radix_node import (
     RadixNode,
     Segment,
     Victim,
-    count_shared_pages,
     join_page_ids,
 )
 from raydix.runtime.cache.radix_retention import RadixRetention
@@ -366,6 +366,7 @@ class RadixTree:
 
     def _append(self, node: RadixNode, run: RadixNode) -> RadixNode:
         """Add `run`, locked once, behind a locked node. Returns the node that ends with it."""
+        self._eviction.note_new(run.num_pages)
         if node.may_grow(run.segment):
             self._eviction.grow(node, run)
             return node

@@ -200,19 +200,28 @@ class ReuseChances:
         return self._worths_s[kind]
 
     @property
+    def most_s(self) -> float:
+        """How long after their last use pages of the best kind are worth keeping."""
+        return max(self._worths_s)
+
+    @property
     def is_heeded(self) -> bool:
         """Whether some kind is worth more than another now."""
         return any(self._worths_s)
 
-    def begin_request(self, now_s: float) -> None:
-        """Note that a request begins to use pages; reviews what was seen now and then."""
+    def begin_request(self, now_s: float) -> bool:
+        """Note that a request begins to use pages; reviews what was seen now and then.
+
+        Returns whether worths may be others now.
+        """
         self._now_s = max(self._now_s, now_s)
         self._num_requests += 1
         if self._num_requests < self._next_review:
-            return
+            return False
         num_until = min(_MAX_REVIEW_REQUESTS, self._num_requests // 3)
         self._next_review = self._num_requests + max(_MIN_REVIEW_REQUESTS, num_until)
         self._review()
+        return True
 
     def used_again(self, kind: int, used_s: float, num_pages: int) -> None:
         """Note a use, at the time of the last request, of pages that were there."""

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from raydix.runtime.config.evictions import UnlearnedEviction
+from raydix.runtime.config.evictions import L2Eviction
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.pull import PullSection
 from raydix.runtime.config.values import Seconds, Section, Size
@@ -31,7 +31,7 @@ class L2Section(Section):
         description="cpu only: size of the arena as a multiple of the node's L1. "
         "Default on cpu: 4.0.",
     )
-    eviction: UnlearnedEviction = Field(
+    eviction: L2Eviction = Field(
         EvictionPolicy.LRU, description="Which pages leave the arena first."
     )
     pull: PullSection | None = Field(

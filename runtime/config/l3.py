@@ -12,7 +12,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from raydix.runtime.config.evictions import UnlearnedEviction
+from raydix.runtime.config.evictions import L3Eviction
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.storage_plugins import backend_of, find_plugin
 from raydix.runtime.config.values import (
@@ -50,7 +50,7 @@ class BoundedL3Section(StoreSection):
     max_bytes: Size = Field(
         2**30, description="Most bytes of objects, over all models; the least used go."
     )
-    eviction: UnlearnedEviction = Field(EvictionPolicy.LRU, description="Which objects go first.")
+    eviction: L3Eviction = Field(EvictionPolicy.LRU, description="Which objects go first.")
 
 
 Access = Annotated[

@@ -33,6 +33,7 @@ class EvictionPolicy(StrEnum):
     SLRU = "slru"
     PRIORITY = "priority"
     REUSE = "reuse"
+    TLRU = "tlru"
 
 
 class KvDtype(StrEnum):

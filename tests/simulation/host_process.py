@@ -52,6 +52,7 @@ class HostProcess:
             node.geometry,
             HostSettings(
                 page_size=node.settings.page_size,
+                eviction=node.l2_eviction,
                 rule=make_rule(node.settings.layout),
                 storage=node.storage_settings or StorageSettings(),
                 has_storage=node.storage is not None and node.storage.is_in_use,

@@ -11,6 +11,7 @@ from raydix.runtime.cache.host import events as host_events
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.settings import StorageSettings
+from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from tests.simulation.host_process import HostProcess
 from tests.simulation.storage import PagePart, SimulatedStorage
@@ -31,6 +32,7 @@ class Node:
         l2_pages: int,
         storage: StorageSettings | None,
         max_objects: int | None = None,
+        l2_eviction: EvictionPolicy = EvictionPolicy.LRU,
     ) -> None:
         """Start with nobody on it; engines of these settings are to come."""
         self.world = world
@@ -38,6 +40,7 @@ class Node:
         self.settings = settings
         self.storage_settings = storage
         self.num_l2_pages = l2_pages
+        self.l2_eviction = l2_eviction
         self._max_objects = max_objects
         self.engines: list[Cluster] = []
         self.arena_users: set[SchedulerName] = set()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.config.policies import (
+    EvictionPolicy,
     LoadPolicy,
     PrefetchStrategy,
     SchedulingPolicy,
@@ -14,6 +15,7 @@ from raydix.runtime.config.policies import (
 from raydix.runtime.scheduler.settings import PrefetchSettings, SchedulerSettings
 from tests.simulation.checks import check_answers, check_idle, is_told_of_objects
 from tests.simulation.cluster import Cluster, MakeRank
+from tests.simulation.evictions import draw_evictions
 from tests.simulation.extremes import extreme_prefixes, extreme_settings, extreme_storage
 from tests.simulation.fault_schedule import FAULT_SPAN, schedule_faults
 from tests.simulation.faults import Faults
@@ -78,6 +80,7 @@ class Workload:
     seed: int
     settings: SchedulerSettings = BASE_SETTINGS
     l2_pages: int = 64
+    l2_eviction: EvictionPolicy = EvictionPolicy.LRU
     storage: StorageSettings | None = STORAGE
     max_objects: int | None = None
     """The most objects of L3; None: it is not bounded."""
@@ -208,7 +211,8 @@ def draw_workload(seed: int) -> Workload:
     is_quiet = random.Random(seed + 15).random() < _QUIET_FRACTION
     together = random.Random(seed + 20).choice([0.0, 0.5, 1.0])
     faults = replace(workload.faults, together_fraction=together)
-    return _bound_storage(replace(workload, has_quiet_end=is_quiet, faults=faults))
+    workload = draw_evictions(replace(workload, has_quiet_end=is_quiet, faults=faults))
+    return _bound_storage(workload)
 
 
 def _bound_storage(workload: Workload) -> Workload:
@@ -229,7 +233,7 @@ def _draw_settings(draw: random.Random, has_storage: bool) -> SchedulerSettings:
         prefill_budget_tokens=draw.choice([4, 16, 64]),
         chunked_prefill=draw.random() < 0.8,
         policy=draw.choice([SchedulingPolicy.FCFS, SchedulingPolicy.LPM]),
-        eviction=draw.choice(sorted(EVICTION_POLICIES)),
+        eviction=draw.choice(sorted(set(EVICTION_POLICIES) - {EvictionPolicy.TLRU})),
         prefix_caching=draw.random() < 0.95,
         has_host_memory=has_storage or draw.random() < 0.8,
         load=draw.choice([LoadPolicy.ALWAYS, LoadPolicy.ALWAYS, *LoadPolicy]),
@@ -354,6 +358,7 @@ def _start_engines(workload: Workload, make_rank: MakeRank) -> list[Cluster]:
             l2_pages=workload.l2_pages,
             storage=workload.storage,
             max_objects=workload.max_objects,
+            l2_eviction=workload.l2_eviction,
         )
     for node in world.nodes:
         for _ in range(workload.num_engines):

@@ -16,6 +16,9 @@ class Coming:
 
     user: UserId
     since_s: float
+    kind: int = 0
+    turn: int = 0
+    """What the user's request makes of them, and its turn, for `reuse` alone."""
 
 
 class ComingPages:
@@ -33,16 +36,17 @@ class ComingPages:
     def __len__(self) -> int:
         return len(self._coming)
 
-    def note(self, keys: Sequence[PageKey], user: UserId, now_s: float) -> None:
+    def note(self, keys: Sequence[PageKey], coming: Coming) -> None:
         """Note that a user is to bring these pages."""
         if not keys:
             return
+        user = coming.user
         for key in keys:
             former = self._coming.get(key)
             if former is not None and former.user != user:
                 self._take_from(former.user, key)
         self._keys.setdefault(user, set()).update(keys)
-        self._coming.update(dict.fromkeys(keys, Coming(user, now_s)))
+        self._coming.update(dict.fromkeys(keys, coming))
         while len(self._coming) > _MAX_PAGES and len(self._keys) > 1:
             self.forget(next(iter(self._keys)))
 

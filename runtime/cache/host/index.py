@@ -8,13 +8,14 @@ from itertools import chain
 
 import numpy as np
 
-from raydix.errors import AccountingError
 from raydix.ids import SEVERAL_USERS, HostPageId, PageKey, UserId
 from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
-from raydix.runtime.cache.host.coming_pages import ComingPages
+from raydix.runtime.cache.host.coming_pages import Coming, ComingPages
+from raydix.runtime.cache.host.group_check import check_group
 from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.host.page_names import PageNames
+from raydix.runtime.cache.host.page_reuse import ChainUse, PageReuse, kind_of_used
 from raydix.runtime.cache.host.page_run import HintedPages
 from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
@@ -53,8 +54,10 @@ class HostIndex:
         self.page_bytes = geometry.page_bytes
         """The bytes of a page of each KV group."""
         self._groups = [_GroupPages() for _ in range(geometry.num_groups)]
+        num_pages = geometry.num_host_pages
+        self._reuse = PageReuse() if eviction is EvictionPolicy.REUSE else None
         self._evictable = PageRuns(
-            geometry.num_host_pages, geometry.num_groups, EVICTION_POLICIES[eviction]
+            num_pages, geometry.num_groups, EVICTION_POLICIES[eviction], self._reuse
         )
         """The READY pages without readers."""
         self._coming = ComingPages()
@@ -209,16 +212,45 @@ class HostIndex:
         By several users: as used just now.
         """
         found = self.find_all(group, keys)
+        ready = _ready(found)
         standing: Standing = Idle(self._now_s)
-        goes_on_s = -math.inf
+        goes_on_s, kind = -math.inf, None
         if user != SEVERAL_USERS:
             lacking = [key for key, page_id in zip(keys, found, strict=True) if page_id is None]
-            self._coming.note(lacking, user, self._now_s)
+            kind, coming = self._learn(group, ready, lacking, user)
+            self._coming.note(lacking, coming)
             standing = InUse(self._now_s)
             goes_on_s = self._now_s if lacking else goes_on_s
-        unread = self._evictable.listed(_ready(found))
-        self._evictable.use(group, unread, user, standing, self._now_s, goes_on_s=goes_on_s)
+        unread = self._evictable.listed(ready)
+        self._evictable.use(
+            group, unread, user, standing, self._now_s, goes_on_s=goes_on_s, kind=kind
+        )
         self._pages.use_all(unread[::-1])
+
+    def _learn(
+        self, group: int, ready: Items, lacking: Sequence[PageKey], user: UserId
+    ) -> tuple[int | None, Coming]:
+        """Note that a request uses a chain: what kind that makes its pages, and what is to come.
+
+        None unless the policy is to learn.
+        """
+        if self._reuse is None:
+            return None, Coming(user, self._now_s)
+        # Whatever the number of KV groups, it is one request.
+        if group == 0 and self._reuse.begin_request(self._now_s):
+            self._evictable.value_anew(self._now_s)
+        parts = self._evictable.parts_of(ready)
+        of_read = self._evictable.last_turn_of_read(ready)
+        chain = ChainUse(
+            parts=parts,
+            last_turn=max([of_read, *(run.turn for run, _ in parts)]),
+            lacking=lacking[0] if lacking else None,
+            num_pages=len(ready) + len(lacking),
+        )
+        new_kind, turn = self._reuse.use(chain)
+        kind = kind_of_used(new_kind)
+        self._evictable.use_read(ready, kind)
+        return kind, Coming(user, self._now_s, new_kind, turn)
 
     def begin_use(self, user: UserId) -> None:
         """Note that a user has a request: if it had ended, it goes on."""
@@ -300,7 +332,7 @@ class HostIndex:
         # take a slab to and fro: once filled, its pages are the newest of this group.
         oldest = self._evictable.oldest(group, self._now_s)
         if oldest is not None and self._evictable.goes_before_all(oldest):
-            self._drop(HostPageId(oldest))
+            self._make_way(HostPageId(oldest))
             return
         slab = self._pages.oldest_slab_of_others(group)
         if slab is not None and (
@@ -308,12 +340,19 @@ class HostIndex:
         ):
             self._take_slab(slab, group)
         elif oldest is not None:
-            self._drop(HostPageId(oldest))
+            self._make_way(HostPageId(oldest))
+
+    def _make_way(self, page_id: HostPageId) -> None:
+        """Drop a READY page that nobody reads, as there is no room for it."""
+        key = self._pages.key(page_id)
+        if self._reuse is not None and key is not None:
+            self._reuse.made_way(self._evictable.run_of(page_id), key)
+        self._drop(page_id)
 
     def _take_slab(self, slab: int, group: int) -> None:
         for page_id in self._pages.slab_pages(slab):
             if self.state(page_id) is HostPageState.READY:
-                self._drop(page_id)
+                self._make_way(page_id)
         self._add_free(group, self._pages.move_slab(slab, group))
         self.num_slabs_taken += 1
 
@@ -325,45 +364,10 @@ class HostIndex:
         """Raise AccountingError unless pages, names and lists agree; O(pages)."""
         for part in (self._pages, self._evictable, self._coming):
             part.check()
-        for group in range(len(self._groups)):
-            self._check_group(group)
-
-    def _check_group(self, group: int) -> None:
-        pages = self._groups[group]
-        counts = self.count_by_state(group)
-        named = {
-            key: page_id for key in pages.ready if (page_id := pages.ready.find(key)) is not None
-        }
-
-        num_unread = sum(not self._pages.num_readers(page_id) for page_id in named.values())
-        evictable = list(map(HostPageId, self._evictable.items(group)))
-        free = {page_id for page_id in pages.free if self._pages.is_free(page_id, group)}
-        figures = {
-            "free": (counts[HostPageState.FREE], len(free)),
-            "ready": (counts[HostPageState.READY], len(pages.ready)),
-            "evictable": (num_unread, len(evictable)),
-            "listed": (len(evictable), self._evictable.length(group)),
-            "distinct pages": (len(set(named.values())), len(pages.ready)),
-        }
-
-        for name, (counted, kept) in figures.items():
-            if counted != kept:
-                raise AccountingError(
-                    f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})"
-                )
-
-        for key, page_id in named.items():
-            if self.name(page_id) != (group, key):
-                raise AccountingError(
-                    f"group {group}: {key.hex()} names host page {page_id}: {self.name(page_id)}"
-                )
-
-        for page_id in evictable:
-            if self.name(page_id) is None or self._pages.num_readers(page_id):
-                raise AccountingError(
-                    f"group {group}: host page {page_id} is evictable but "
-                    f"{self.state(page_id).name}"
-                )
+        if self._reuse is not None:
+            self._reuse.check()
+        for group, pages in enumerate(self._groups):
+            check_group(group, pages.free, pages.ready, self._pages, self._evictable)
 
 
 def _ready(found: Sequence[HostPageId | None]) -> Items:

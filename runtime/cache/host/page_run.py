@@ -1,7 +1,6 @@
 """Pages of L2 that were used together: they go one after the other."""
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,28 +11,9 @@ from raydix.errors import AccountingError
 from raydix.ids import SEVERAL_USERS, UserId
 from raydix.runtime.cache.host.lru_lists import Items
 from raydix.runtime.cache.sorted_entries import OrderEntry
-from raydix.runtime.cache.standing import Over, Standing
+from raydix.runtime.cache.standing import Standing
 
-_MAX_ENDED = 4096
 _TURN_PAGES = 256
-
-
-class EndedUsers:
-    """Owns: the users that have ended of late: their pages may come back from readers."""
-
-    def __init__(self) -> None:
-        self._users: OrderedDict[UserId, None] = OrderedDict()
-
-    def __contains__(self, user: UserId) -> bool:
-        return user in self._users
-
-    def note(self, user: UserId, standing: Standing) -> None:
-        """Note what has become of a user."""
-        self._users.pop(user, None)
-        if isinstance(standing, Over):
-            self._users[user] = None
-            if len(self._users) > _MAX_ENDED:
-                self._users.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +27,10 @@ class Origin:
     num_hits: int
     came_s: float
     """When the run was made of them."""
+    kind: int = 0
+    """What their last use has made of them, for `reuse` alone, as is the next one."""
+    turn: int = 0
+    """The number of requests before in their chain when the last of them came."""
 
     def begin(self, number: int, pages: list[int], standing: Standing) -> "PageRun":
         """Make a run of the pages, which has no place yet."""
@@ -64,9 +48,17 @@ class Origin:
         )
 
 
-def new_pages(group: int, user: UserId | None, created_s: float, came_s: float) -> Origin:
+def new_pages(
+    group: int,
+    user: UserId | None,
+    created_s: float,
+    came_s: float,
+    *,
+    kind: int = 0,
+    turn: int = 0,
+) -> Origin:
     """The origin of pages that come at a time, and count as if they had at another."""
-    return Origin(group, user, user, created_s, num_hits=0, came_s=came_s)
+    return Origin(group, user, user, created_s, 0, came_s, kind, turn)
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +84,22 @@ class PageRun:
     entry: "OrderEntry[PageRun] | None" = None
     priority: int = 0
     worth_s: float = 0.0
+    """How long after their last use the pages are worth keeping, as it was when last asked."""
+    is_spare: bool = False
+
+    @property
+    def kind(self) -> int:
+        """What their last use has made of the pages."""
+        return self.origin.kind
+
+    @property
+    def turn(self) -> int:
+        """The number of requests before in their chain when the last of the pages came."""
+        return self.origin.turn
+
+    def value(self, worth_s: float) -> None:
+        """Note how long after their last use the pages are worth keeping."""
+        self.worth_s = worth_s
 
     def is_free_for(self, user: UserId) -> bool:
         """Whether a user may make the pages its own."""
@@ -131,11 +139,6 @@ class HintedPages:
     pages: Items
     user: UserId
     standing: Standing
-
-
-def users_of(run: PageRun) -> set[UserId]:
-    """The users under whom a run is found."""
-    return {user for user in (run.user, run.reader) if user is not None} - {SEVERAL_USERS}
 
 
 def stretches(numbers: NDArray[Any]) -> list[tuple[int, int, int]]:

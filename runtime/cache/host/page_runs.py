@@ -8,23 +8,23 @@ import numpy as np
 
 from raydix.errors import AccountingError
 from raydix.ids import SEVERAL_USERS, UserId
-from raydix.runtime.cache.eviction_policies import EvictionKey, PolicyKey, eviction_key
+from raydix.runtime.cache.eviction_policies import PolicyKey
 from raydix.runtime.cache.host.coming_pages import Coming
 from raydix.runtime.cache.host.lru_lists import Items, view_of
+from raydix.runtime.cache.host.page_reuse import PageReuse
 from raydix.runtime.cache.host.page_run import (
-    EndedUsers,
     HintedPages,
     Origin,
     PageRun,
     check_group,
     new_pages,
     stretches,
-    users_of,
     walk_in_turns,
 )
-from raydix.runtime.cache.sorted_entries import SortedEntries
+from raydix.runtime.cache.host.read_pages import ReadPages
+from raydix.runtime.cache.host.run_order import RunOrder
+from raydix.runtime.cache.host.run_users import EndedUsers, RunUsers
 from raydix.runtime.cache.standing import (
-    GROWING,
     HINTED,
     Idle,
     InUse,
@@ -49,24 +49,26 @@ class PageRuns:
     it than not.
     """
 
-    def __init__(self, num_pages: int, num_groups: int, policy_key: PolicyKey) -> None:
-        self._policy_key = policy_key
+    def __init__(
+        self,
+        num_pages: int,
+        num_groups: int,
+        policy_key: PolicyKey,
+        reuse: PageReuse | None = None,
+    ) -> None:
+        """`reuse`: what is learnt for that policy; None under others."""
         self._run_of = array("i", [_NOWHERE]) * num_pages
         """The number of each page's run."""
         self._all_run_of = view_of(self._run_of, np.intc)
-        self._owner_of = array("q", bytes(8 * num_pages))
-        self._all_owner_of = view_of(self._owner_of, np.int64)
-        """The only user of each page that is out of its run while it is read; 0: several."""
+        self._read = ReadPages(num_pages)
         self._ended = EndedUsers()
         self._runs: list[PageRun | None] = []
         self._free_numbers: list[int] = []
-        self._orders = [SortedEntries[PageRun]() for _ in range(num_groups)]
+        self._order = RunOrder(num_groups, policy_key, reuse)
         self._lengths = [0] * num_groups
         self._newcomers: list[PageRun | None] = [None] * num_groups
         """Per group, the run that came last, if it takes in the next page by itself."""
-        self._of_user: dict[UserId, dict[PageRun, None]] = {}
-        """The runs that a user has alone, and those that it used last: a set in order."""
-        self._last_ticket = self._first_ticket = 0
+        self._users = RunUsers()
 
     def __contains__(self, page: int) -> bool:
         return self._run_of[page] != _NOWHERE
@@ -81,16 +83,16 @@ class PageRuns:
 
     def oldest(self, group: int, now_s: float) -> int | None:
         """The page of a group that goes first, as of now."""
-        while (entry := self._orders[group].first()) is not None:
-            run = entry[2]
-            # Its key may have grown since; none shrinks, so nothing behind it has come before it.
-            if isinstance(run.standing, GROWING) and self._key(run, now_s) != entry[0]:
-                self._place(run, run.standing, now_s, entry[1])
-                continue
-            while self._run_of[run.pages[run.start]] != run.number:
-                run.pass_first()
-            return run.pages[run.start]
-        return None
+        run = self._order.first(group, now_s)
+        if run is None:
+            return None
+        while self._run_of[run.pages[run.start]] != run.number:
+            run.pass_first()
+        return run.pages[run.start]
+
+    def value_anew(self, now_s: float) -> None:
+        """Give all runs their places by what they are worth now; O(runs)."""
+        self._order.value_anew(now_s)
 
     def goes_before_all(self, page: int) -> bool:
         """Whether nobody comes back to a page, so that it goes before any that was ever used."""
@@ -98,7 +100,7 @@ class PageRuns:
 
     def items(self, group: int) -> Iterator[int]:
         """All pages of a group, in the order in which they would go; O(pages)."""
-        for _, _, run in self._orders[group]:
+        for run in self._order.runs(group):
             yield from self._live(run).tolist()
 
     def newest_first(self) -> Iterator[int]:
@@ -108,7 +110,10 @@ class PageRuns:
         """
         # To copy a column of a million takes half a ms.
         run_of = self._run_of[:]
-        runs = [[(run.number, run.pages) for _, _, run in order] for order in self._orders]
+        runs = [
+            [(run.number, run.pages) for run in self._order.runs(group)]
+            for group in range(len(self._lengths))
+        ]
         yield from walk_in_turns(run_of, runs)
 
     def append(self, group: int, page: int, now_s: float, coming: Coming | None = None) -> None:
@@ -121,18 +126,20 @@ class PageRuns:
             self._append(new_pages(group, None, now_s, now_s), page, Idle(now_s))
         else:
             since_s = coming.since_s
-            self._append(new_pages(group, coming.user, since_s, now_s), page, InUse(since_s))
+            kind, turn = coming.kind, coming.turn
+            origin = new_pages(group, coming.user, since_s, now_s, kind=kind, turn=turn)
+            self._append(origin, page, InUse(since_s))
 
     def put_back(self, group: int, page: int, now_s: float) -> None:
         """Add a page that `set_aside` has taken out, as the most recently used: its user's again.
 
         If that has ended meanwhile, it goes before all others.
         """
-        owner = UserId(self._owner_of[page])
-        self._owner_of[page] = SEVERAL_USERS
+        owner, kind, turn = self._read.take(page)
         standing = Over() if owner in self._ended else Idle(now_s)
         user = None if owner == SEVERAL_USERS else owner
-        self._append(new_pages(group, user, now_s, now_s), page, standing)
+        origin = new_pages(group, user, now_s, now_s, kind=kind, turn=turn)
+        self._append(origin, page, standing)
 
     def _append(self, origin: Origin, page: int, standing: Standing) -> None:
         run = self._newcomers[origin.group]
@@ -147,14 +154,13 @@ class PageRuns:
 
     def set_aside(self, group: int, page: int) -> None:
         """Take a page out that is to be read, and remember whose it is."""
-        self._owner_of[page] = self._run(self._run_of[page]).user or SEVERAL_USERS
+        self._read.add(page, self.run_of(page))
         self.remove(group, page)
 
     def set_all_aside(self, group: int, pages: Items) -> None:
         """Take pages out that are to be read, and remember whose they are."""
         numbers, places = np.unique(self._all_run_of[pages], return_inverse=True)
-        users = [self._run(number).user or SEVERAL_USERS for number in numbers.tolist()]
-        self._all_owner_of[pages] = np.array(users, dtype=np.int64)[places]
+        self._read.add_all(pages, [self._run(number) for number in numbers.tolist()], places)
         self.remove_all(group, pages)
 
     def remove(self, group: int, page: int) -> None:
@@ -181,13 +187,14 @@ class PageRuns:
         now_s: float,
         *,
         goes_on_s: float = -math.inf,
+        kind: int | None = None,
     ) -> None:
         """Note that a user has pages of a chain, heads first, in use, or has had until now.
 
         Those that nobody else has used become its own, the others everybody's: down to the last
         that somebody else has used, as a chain's heads are of use to whoever uses its tail. For the
         same reason heads count as if they had come with the last of what is behind them; more of
-        that comes from `goes_on_s` on.
+        that comes from `goes_on_s` on. `kind`: what a request makes of them; None: it has ended.
         """
         chain = self.listed(chain)
         if not len(chain):
@@ -199,16 +206,19 @@ class PageRuns:
         end = max((end for number, _, end in parts if number in others), default=0)
 
         num_hits = max(run.num_hits for run in found) + 1
+        before = [self._run(number) for number, start, _ in parts if start < end]
         behind = [self._run(number) for number, start, _ in parts if start >= end]
         self.remove_all(group, chain)
         # The last pages first: so they go first among equals.
-        for pages, owner, runs in (
-            (chain[end:], user, behind),
-            (chain[:end], SEVERAL_USERS, found),
+        for pages, owner, runs, later in (
+            (chain[end:], user, behind, []),
+            (chain[:end], SEVERAL_USERS, before, behind),
         ):
             if len(pages):
-                created_s = max(goes_on_s, *(run.created_s for run in runs))
-                origin = Origin(group, owner, user, created_s, num_hits, came_s=now_s)
+                created_s = max(goes_on_s, *(run.created_s for run in (*runs, *later)))
+                turn = max(run.turn for run in runs)
+                kind = runs[-1].kind if kind is None else kind
+                origin = Origin(group, owner, user, created_s, num_hits, now_s, kind, turn)
                 self._add(origin, pages[::-1].tolist(), standing, now_s)
 
     def begin_use(self, user: UserId, now_s: float) -> None:
@@ -230,12 +240,12 @@ class PageRuns:
         A hint that it gave before holds no longer.
         """
         self._ended.note(user, Idle(now_s))
-        runs = [run for run in self._runs_of(user) if run.reader == user]
+        runs = [run for run in self._users.runs_of(user) if run.reader == user]
         newest_s = max((run.created_s for run in runs), default=-math.inf)
         for run in runs:
             if not isinstance(run.standing, Idle):
                 run.go_on(newest_s)
-                self._enter(run, Idle(now_s), now_s)
+                self._order.move(run, Idle(now_s), now_s)
 
     def kept_users(self, now_s: float) -> set[UserId]:
         """The users of what is kept by a hint; O(runs)."""
@@ -252,14 +262,14 @@ class PageRuns:
         """
         self._ended.note(user, standing)
         concerned = []
-        for run in self._runs_of(user):
+        for run in self._users.runs_of(user):
             former = run.standing
             if run.user == user:
                 new = of_own_pages(standing, former)
             else:
                 new = of_shared_pages(standing, former, now_s)
             if new != former:
-                self._enter(run, new, now_s)
+                self._order.move(run, new, now_s)
                 concerned.append(HintedPages(run.group, self._live(run), user, new))
         return concerned
 
@@ -274,10 +284,25 @@ class PageRuns:
             if run.reader and isinstance(run.standing, HINTED)
         ]
 
-    def _runs_of(self, user: UserId) -> list[PageRun]:
-        """The runs of a user as they go, so that they still do if all come to one place."""
-        entries = [run.entry for run in self._of_user.get(user, ()) if run.entry is not None]
-        return [run for _, _, run in sorted(entries)]
+    def parts_of(self, chain: Items) -> list[tuple[PageRun, int]]:
+        """The runs in which pages of a chain are, heads first, each with the number of them."""
+        numbers = self._all_run_of[self.listed(chain)]
+        return [(self._run(number), end - start) for number, start, end in stretches(numbers)]
+
+    def use_read(self, chain: Items, kind: int) -> None:
+        """Note what a use makes of the pages of a chain that are being read."""
+        self._read.use(self._unlisted(chain), kind)
+
+    def last_turn_of_read(self, chain: Items) -> int:
+        """The last turn in which pages of a chain came that are being read; -1: there are none."""
+        return self._read.last_turn(self._unlisted(chain))
+
+    def _unlisted(self, pages: Items) -> Items:
+        return pages[self._all_run_of[pages] == _NOWHERE]
+
+    def run_of(self, page: int) -> PageRun:
+        """The run of a page that is in one."""
+        return self._run(self._run_of[page])
 
     def _run(self, number: int) -> PageRun:
         run = self._runs[number]
@@ -299,35 +324,15 @@ class PageRuns:
             self._runs.append(run)
         else:
             self._runs[number] = run
-        for user in users_of(run):
-            self._of_user.setdefault(user, {})[run] = None
-
+        self._users.add(run)
         self._newcomers[run.group] = None
         self._all_run_of[np.array(pages, dtype=np.int64)] = number
         self._lengths[run.group] += len(pages)
         if is_before_equals:
-            self._first_ticket -= 1
-            self._place(run, standing, now_s, self._first_ticket)
+            self._order.add_before_equals(run, standing, now_s)
         else:
-            self._enter(run, standing, now_s)
+            self._order.add(run, standing, now_s)
         return run
-
-    def _enter(self, run: PageRun, standing: Standing, now_s: float) -> None:
-        """Give a run its place in the order, behind its equals."""
-        self._last_ticket += 1
-        self._place(run, standing, now_s, self._last_ticket)
-
-    def _place(self, run: PageRun, standing: Standing, now_s: float, ticket: int) -> None:
-        order = self._orders[run.group]
-        if run.entry is not None:
-            order.remove(run.entry)
-        key = eviction_key(self._policy_key, run, standing, now_s)
-        entry = (key, ticket, run)
-        run.place(standing, entry)
-        order.add(entry)
-
-    def _key(self, run: PageRun, now_s: float) -> EvictionKey:
-        return eviction_key(self._policy_key, run, run.standing, now_s)
 
     def _lose(self, run: PageRun, num_pages: int) -> None:
         """Note that pages have left a run."""
@@ -341,15 +346,10 @@ class PageRuns:
             run.shorten(self._live(run).tolist())
 
     def _drop(self, run: PageRun) -> None:
-        assert run.entry is not None
-        self._orders[run.group].remove(run.entry)
+        self._order.remove(run)
         self._runs[run.number] = None
         self._free_numbers.append(run.number)
-        for user in users_of(run):
-            runs = self._of_user[user]
-            del runs[run]
-            if not runs:
-                del self._of_user[user]
+        self._users.drop(run)
 
     def _live(self, run: PageRun) -> Items:
         pages = np.array(run.pages[run.start :], dtype=np.int64)
@@ -358,18 +358,15 @@ class PageRuns:
 
     def check(self) -> None:
         """Raise AccountingError unless runs, their order, their users and the column agree."""
-        of_user: dict[UserId, set[PageRun]] = {}
+        runs: set[PageRun] = set()
         num_found = 0
-        for group, order in enumerate(self._orders):
-            order.check()
-            pages = {run: self._live(run).tolist() for _, _, run in order}
-            num_found += check_group(group, pages, self._lengths[group])
-            for run in pages:
-                for user in users_of(run):
-                    of_user.setdefault(user, set()).add(run)
+        self._order.check()
+        for group, length in enumerate(self._lengths):
+            pages = {run: self._live(run).tolist() for run in self._order.runs(group)}
+            num_found += check_group(group, pages, length)
+            runs |= pages.keys()
 
-        if {user: set(runs) for user, runs in self._of_user.items()} != of_user:
-            raise AccountingError(f"{len(self._of_user)} users have runs; expected {len(of_user)}")
+        self._users.check(runs)
         num_listed = int(np.count_nonzero(self._all_run_of != _NOWHERE))
         if num_listed != num_found:
             raise AccountingError(f"{num_listed} pages are in runs that have {num_found}")

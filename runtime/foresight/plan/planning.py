@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from raydix.runtime.config.evictions import NOT_OF_L2, NOT_OF_L3
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.limits import (
     Chain,
@@ -28,6 +29,7 @@ QUICK_ERROR = (
     "one request after the other; more where many run at once, or a trace does not tell answers"
 )
 """What is known of how far the quick depth is off."""
+_NOT_OF = {"L2": NOT_OF_L2, "L3": NOT_OF_L3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +249,8 @@ def _replay_tier(
     """What a tier finds at each size; each that holds a block becomes a point, too."""
     make = TreeTier if tier == "L1" else HostTier
     eviction = counted.question.eviction
-    if tier != "L1" and eviction is EvictionPolicy.REUSE:
-        # Only L1 learns; no configuration gives that policy to another tier.
+    if eviction in _NOT_OF.get(tier, ()):
+        # No configuration gives that policy to this tier.
         eviction = EvictionPolicy.LRU
     for size in sizes:
         # What holds every block has no use for more; there is none if all prompts are shorter.

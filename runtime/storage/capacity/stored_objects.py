@@ -37,6 +37,7 @@ class StoredObject:
     priority: int = 0
     """Every object is as important as another: nobody knows whose it is."""
     worth_s: float = 0.0
+    is_spare: bool = False
     standing: Standing | None = None
     """What a hint says of its next use; None: nothing is known but the last one."""
     user: UserId | None = None

@@ -45,6 +45,7 @@ def hit(cache: Cache, tokens: list[int]) -> None:
         (EvictionPolicy.SLRU, hit, "BCA"),
         (EvictionPolicy.PRIORITY, touch, "BCA"),
         (EvictionPolicy.REUSE, touch, "BCA"),
+        (EvictionPolicy.TLRU, touch, "BCA"),
     ],
 )
 def test_each_policy_orders_leaves(
@@ -78,6 +79,38 @@ def test_slru_protects_from_the_second_hit_on() -> None:
     touch(cache, B)
 
     assert order_of_eviction(cache) == "CBA"
+
+
+def converse(cache: Cache, first_token: int, num_turns: int) -> None:
+    """Turns of four tokens, each behind all before it."""
+    for turn in range(1, num_turns + 1):
+        cache.run(list(range(first_token, first_token + 4 * turn)))
+
+
+def num_left(cache: Cache, first_token: int) -> int:
+    return cache.num_matched(list(range(first_token, first_token + 40)))
+
+
+def test_tlru_takes_the_ends_of_all_conversations_before_the_rest_of_any() -> None:
+    cache = Cache(eviction=EvictionPolicy.TLRU)
+    converse(cache, 100, 3)
+    converse(cache, 200, 3)
+    converse(cache, 300, 1)
+    # A request brings four pages on average: without so many the next one is soon computed.
+    for expected in ([8, 12, 4], [8, 8, 4], [8, 8, 0], [4, 8, 0], [0, 8, 0], [0, 4, 0]):
+        cache.evict(4)
+        assert [num_left(cache, first) for first in (100, 200, 300)] == expected
+        cache.check()
+
+
+def test_tlru_counts_how_long_a_conversation_has_been_not_how_much_is_left() -> None:
+    cache = Cache(eviction=EvictionPolicy.TLRU)
+    converse(cache, 100, 4)
+    cache.evict(4)
+    converse(cache, 200, 1)
+    # Twelve of its sixteen pages are needed, and none of the newcomer's four.
+    cache.evict(4)
+    assert (num_left(cache, 100), num_left(cache, 200)) == (12, 0)
 
 
 def test_the_least_important_priority_goes_first() -> None:

@@ -14,8 +14,8 @@ KEYS = [key(name) for name in range(4)]
 
 def test_a_page_is_brought_by_the_last_that_lacked_it() -> None:
     coming = ComingPages()
-    coming.note(KEYS[:3], A, 1.0)
-    coming.note(KEYS[1:], B, 2.0)
+    coming.note(KEYS[:3], Coming(A, 1.0))
+    coming.note(KEYS[1:], Coming(B, 2.0))
     coming.check()
     assert [coming.find(each) for each in KEYS] == [Coming(A, 1.0), *[Coming(B, 2.0)] * 3]
     coming.forget(A)
@@ -27,7 +27,7 @@ def test_a_page_is_brought_by_the_last_that_lacked_it() -> None:
 def test_users_that_never_end_and_lack_the_same_pages_take_no_more_room_than_one() -> None:
     coming = ComingPages()
     for user in range(1, 1000):
-        coming.note(KEYS, UserId(user), float(user))
+        coming.note(KEYS, Coming(UserId(user), float(user)))
         coming.check()
     assert len(coming) == len(KEYS)
     assert len(coming._keys) == 1
@@ -38,15 +38,15 @@ def test_the_first_users_make_way_where_there_are_too_many_pages(
 ) -> None:
     monkeypatch.setattr(coming_pages, "_MAX_PAGES", 3)
     coming = ComingPages()
-    coming.note(KEYS[:2], A, 1.0)
-    coming.note(KEYS[2:], B, 2.0)
+    coming.note(KEYS[:2], Coming(A, 1.0))
+    coming.note(KEYS[2:], Coming(B, 2.0))
     coming.check()
     assert [coming.find(each) for each in KEYS] == [None, None, *[Coming(B, 2.0)] * 2]
 
 
 def test_check_finds_a_page_of_two_users() -> None:
     coming = ComingPages()
-    coming.note(KEYS[:1], A, 1.0)
+    coming.note(KEYS[:1], Coming(A, 1.0))
     coming._keys[B] = {KEYS[1]}
     with pytest.raises(AccountingError):
         coming.check()
