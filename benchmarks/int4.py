@@ -10,13 +10,13 @@ of them. Experts are timed with one copy of their weights, behind a flush of L2.
 `kernels/int4/tiles.py`.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.device.gpu_timing import Work, capture, graph_us, median_ms
 from benchmarks.fp8 import (
@@ -34,9 +34,9 @@ from raydix.kernels.dense.glu_form import SiluGlu
 from raydix.kernels.int4.form import MIDDLE, Int4Groups
 from raydix.kernels.int4.int4_experts import int4_experts
 from raydix.kernels.int4.int4_product import int4_summands
+from raydix.kernels.int4.restoring import restore
 from raydix.kernels.int4.tiles import (
     EXPERT_TILES,
-    LINEAR_TILES,
     ExpertTiles,
     Int4Tile,
     LinearTiles,
@@ -90,6 +90,14 @@ class Linear:
     def int4_us(self, num_tokens: int, tiles: LinearTiles | None = None) -> float:
         """Time of one product of four bits."""
         return self._each_us(num_tokens, self.weights, lambda x, w: int4_summands(x, w, tiles))
+
+    def restored_us(self, num_tokens: int) -> float:
+        """Time of restoring the matrix in scratch, and of a product with it."""
+        return self._each_us(
+            num_tokens,
+            self.weights,
+            lambda x, w: functional.linear(x, restore(w, x.dtype)),
+        )
 
     def _each_us(
         self, num_tokens: int, weights: Sequence[Any], product: Callable[[Tensor, Any], Tensor]
@@ -169,32 +177,36 @@ def measure_experts() -> list[Figure]:
     return figures
 
 
-def _tiles(rows: Sequence[int], columns: Sequence[int], stages: Sequence[int]) -> list[Int4Tile]:
+_SHAPES = (64, 4, 5), (64, 4, 3), (128, 8, 4), (128, 8, 3)
+"""Outputs, warps and stages of the tiles that are tried."""
+
+
+def _tiles(num_rows: float) -> list[Int4Tile]:
+    """Tiles that are worth a try where so many rows meet; each is compiled."""
+    rows = next((each for each in (16, 32, 64) if num_rows <= each), 128)
     return [
-        Int4Tile(rows=row, columns=column, num_warps=4 if column == 64 else 8, num_stages=stage)
-        for row, column, stage in itertools.product(rows, columns, stages)
+        Int4Tile(rows=rows, columns=columns, num_warps=num_warps, num_stages=num_stages)
+        for columns, num_warps, num_stages in _SHAPES
     ]
 
 
 def linear_candidates(num_tokens: int) -> list[LinearTiles]:
     """Divisions that are worth a try."""
-    rows = [row for row in (16, 32, 64, 128, 256) if row < 2 * num_tokens or row == 16]
-    tiles = _tiles(rows[-2:], (64, 128), (3, 4, 6))
     return [
-        LinearTiles(max_tokens=num_tokens, tile=tile, programs_per_sm=programs, max_summands=16)
-        for tile in tiles
-        for programs in (1, 2, 4)
+        LinearTiles(
+            max_tokens=num_tokens, tile=tile, programs_per_sm=programs, max_summands=summands
+        )
+        for tile in _tiles(num_tokens)
+        for programs, summands in ((1, 4), (2, 4), (4, 2), (4, 16))
     ]
 
 
 def expert_candidates(mean_rows: float) -> list[ExpertTiles]:
-    """Divisions that are worth a try."""
-    rows = [row for row in (16, 32, 64, 128) if row < 4 * mean_rows or row == 16]
+    """Divisions that are worth a try: each tile for both products."""
+    # Experts are not chosen alike: most rows are in blocks of more than the mean.
     return [
-        ExpertTiles(max_mean_rows=mean_rows, gate_up=gate_up, down=down)
-        for row in rows[-2:]
-        for gate_up in _tiles((row,), (64, 128), (3, 4))
-        for down in _tiles((row,), (64, 128), (3, 5))
+        ExpertTiles(max_mean_rows=mean_rows, gate_up=tile, down=tile)
+        for tile in _tiles(min(mean_rows * 4 / 3, 64))
     ]
 
 
@@ -204,7 +216,8 @@ def tune_linear(num_tokens: Sequence[int]) -> None:
         linear = Linear(*size)
         for count in num_tokens:
             ways = {"bf16": linear.bf16_us(count), "as set": linear.int4_us(count)}
-            for tiles in (LINEAR_TILES[-1], *linear_candidates(count)):
+            ways |= _tried("restored", partial(linear.restored_us, count))
+            for tiles in linear_candidates(count):
                 ways |= _tried(str(tiles), partial(linear.int4_us, count, tiles))
             print_ways(f"{name} {size} {count} tokens", ways)
 

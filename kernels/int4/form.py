@@ -1,9 +1,7 @@
 """How weights of four bits lie in memory: what kernels, their twins and checkpoints agree on.
 
 A number is 0 to 15, and stands for (number - zero point) * scale of its group of inputs. Each block
-of 16 inputs is eight bytes: byte i has input i in its low half and input i + 8 in its high half. So
-the low halves of a row are inputs of a product, and so are the high ones: kernels multiply by each
-without bringing them into an order.
+of 16 inputs is eight bytes: byte i has input i in its low half and input i + 8 in its high half.
 """
 
 from dataclasses import dataclass
@@ -12,6 +10,8 @@ BLOCK = 16
 """The inputs whose numbers share eight bytes."""
 HALF = BLOCK // 2
 """From the input in the low half of a byte to that in its high half."""
+WORD = 8
+"""The numbers of a word of 32 bits, as which kernels load them."""
 MIDDLE = 8
 """The zero point of a symmetric matrix."""
 KERNEL_GROUP = 32

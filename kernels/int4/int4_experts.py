@@ -11,9 +11,17 @@ from torch import Tensor
 
 from raydix.kernels.dense.activation import activate, glu_constants, offset_up
 from raydix.kernels.dense.glu_form import GluForm
-from raydix.kernels.int4.int4_dot import add_step, load_bytes, load_inputs, low_places
+from raydix.kernels.int4.form import WORD
+from raydix.kernels.int4.int4_dot import (
+    ONES,
+    add_step,
+    input_places,
+    load_inputs,
+    load_words,
+    loaded_column,
+)
 from raydix.kernels.int4.tiles import ExpertTiles, Int4Tile, expert_tiles, step_depth
-from raydix.kernels.int4.weight_inputs import check_experts
+from raydix.kernels.int4.weight_inputs import check_experts, words_of
 from raydix.kernels.moe.choice_sum import sum_over_choices
 from raydix.kernels.moe.expert_inputs import num_together
 from raydix.kernels.moe.grouped_gemm import place_of
@@ -70,7 +78,7 @@ def _compute_hidden(
     depth = step_depth(gate_up.form.inputs)
     _gate_up_glu[(blocks.experts_B.numel() * triton.cdiv(intermediate, tile.columns),)](
         x_TC,
-        gate_up.numbers.matrix_OC,
+        words_of(gate_up),
         gate_up.scales_GO,
         gate_up.zeros_GO,
         blocks.pairs_X,
@@ -84,12 +92,15 @@ def _compute_hidden(
         x_TC.stride(0),
         inputs,
         intermediate,
-        gate_up.group,
+        inputs // WORD,
+        triton.cdiv(gate_up.group, depth),
+        ONES,
         CHOICES=choices,
         IS_WHOLE=inputs % depth == 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=depth,
+        WARPS=tile.num_warps,
         TOGETHER=num_together(gate_up.numbers.matrix_OC),
         KIND=kind,
         SLOPE=slope,
@@ -112,7 +123,7 @@ def _compute_outputs(
     outputs, depth = out_TKC.shape[-1], step_depth(down.form.inputs)
     _down_weighted[(blocks.experts_B.numel() * triton.cdiv(outputs, tile.columns),)](
         hidden_XI,
-        down.numbers.matrix_OC,
+        words_of(down),
         down.scales_GO,
         down.zeros_GO,
         weights_TK,
@@ -127,11 +138,14 @@ def _compute_outputs(
         num_pairs,
         outputs,
         intermediate,
-        down.group,
+        intermediate // WORD,
+        triton.cdiv(down.group, depth),
+        ONES,
         IS_WHOLE=intermediate % depth == 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=depth,
+        WARPS=tile.num_warps,
         TOGETHER=num_together(down.numbers.matrix_OC),
         PRECISION=precision_of(hidden_XI.dtype),
         num_warps=tile.num_warps,
@@ -139,10 +153,10 @@ def _compute_outputs(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ones"])
 def _gate_up_glu(
     x_ptr,
-    numbers_ptr,
+    words_ptr,
     scales_ptr,
     zeros_ptr,
     pairs_ptr,
@@ -156,12 +170,15 @@ def _gate_up_glu(
     x_stride,
     inputs,
     intermediate,
-    group,
+    row_words,
+    group_steps,
+    ones,
     CHOICES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
     TOGETHER: tl.constexpr,
     KIND: tl.constexpr,
     SLOPE: tl.constexpr,
@@ -178,52 +195,52 @@ def _gate_up_glu(
     )
     row = tl.load(block_starts_ptr + block) + tl.arange(0, ROWS)
     is_row = row < tl.load(block_ends_ptr + block)
-    # Rows past the block's end read token 0, and columns past the last read that: only their own
-    # results, which are dropped, depend on it.
     token = tl.load(pairs_ptr + row, mask=is_row, other=0) // CHOICES
-    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    real_column = tl.minimum(column, intermediate - 1).to(tl.int64)
-    expert = tl.load(block_experts_ptr + block).to(tl.int64)
     x_row_ptr = x_ptr + token.to(tl.int64)[:, None] * x_stride
-    gate_ptr = numbers_ptr + (expert * 2 * intermediate + real_column)[:, None] * (inputs // 2)
-    up_ptr = gate_ptr + intermediate.to(tl.int64) * (inputs // 2)
-    num_groups = (inputs + group - 1) // group
-    first_place = expert * num_groups * 2 * intermediate + real_column
+    # Columns past the last read that: only their own results, which are dropped, depend on it.
+    read_column = column_tile * COLUMNS + loaded_column(COLUMNS, WARPS)
+    read_column = tl.minimum(read_column, intermediate - 1).to(tl.int64)
+    expert = tl.load(block_experts_ptr + block).to(tl.int64)
+    gate_ptr = words_ptr + (expert * 2 * intermediate + read_column)[:, None] * row_words
+    up_ptr = gate_ptr + intermediate.to(tl.int64) * row_words
+    num_steps = (inputs + DEPTH - 1) // DEPTH
+    num_groups = (num_steps + group_steps - 1) // group_steps
+    first_place = expert * num_groups * 2 * intermediate + read_column
     gate_scales, gate_zeros = tl.load(scales_ptr + first_place), tl.load(zeros_ptr + first_place)
     up_place = first_place + intermediate
     up_scales, up_zeros = tl.load(scales_ptr + up_place), tl.load(zeros_ptr + up_place)
     gate = tl.zeros([COLUMNS, ROWS], tl.float32)
     up = tl.zeros([COLUMNS, ROWS], tl.float32)
-    place = low_places(DEPTH)
-    num_steps = (inputs + DEPTH - 1) // DEPTH
+    place = input_places(DEPTH)
 
     for step in range(num_steps):
         k = step * DEPTH
-        low, high = load_inputs(x_row_ptr, k, place, inputs, IS_WHOLE)
-        gate_numbers = load_bytes(gate_ptr, k, inputs, DEPTH, IS_WHOLE)
-        up_numbers = load_bytes(up_ptr, k, inputs, DEPTH, IS_WHOLE)
+        x = load_inputs(x_row_ptr, is_row[:, None], k, place, inputs, IS_WHOLE)
+        gate_words = load_words(gate_ptr, k, row_words, DEPTH, IS_WHOLE)
+        up_words = load_words(up_ptr, k, row_words, DEPTH, IS_WHOLE)
         # Scales are loaded a step ahead: what multiplies would wait for them.
-        next_group = tl.minimum(step + 1, num_steps - 1) * DEPTH // group
+        next_group = tl.minimum(step + 1, num_steps - 1) // group_steps
         next_place = first_place + next_group * 2 * intermediate
         next_gate_scales = tl.load(scales_ptr + next_place)
         next_gate_zeros = tl.load(zeros_ptr + next_place)
         next_up_scales = tl.load(scales_ptr + next_place + intermediate)
         next_up_zeros = tl.load(zeros_ptr + next_place + intermediate)
-        gate = add_step(gate, low, high, gate_numbers, gate_zeros, gate_scales, PRECISION)
-        up = add_step(up, low, high, up_numbers, up_zeros, up_scales, PRECISION)
+        gate = add_step(gate, x, gate_words, gate_zeros, gate_scales, ones, WARPS, PRECISION)
+        up = add_step(up, x, up_words, up_zeros, up_scales, ones, WARPS, PRECISION)
         gate_scales, gate_zeros = next_gate_scales, next_gate_zeros
         up_scales, up_zeros = next_up_scales, next_up_zeros
 
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     hidden = activate(gate, KIND, SLOPE, LIMIT) * offset_up(up, KIND, LIMIT)
     hidden_row_ptr = hidden_ptr + row.to(tl.int64)[:, None] * intermediate + column[None, :]
     is_out = is_row[:, None] & (column < intermediate)[None, :]
     tl.store(hidden_row_ptr, hidden.T.to(hidden_ptr.dtype.element_ty), mask=is_out)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "ones"])
 def _down_weighted(
     x_ptr,
-    numbers_ptr,
+    words_ptr,
     scales_ptr,
     zeros_ptr,
     weights_ptr,
@@ -238,11 +255,14 @@ def _down_weighted(
     num_pairs,
     outputs,
     inputs,
-    group,
+    row_words,
+    group_steps,
+    ones,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
     TOGETHER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -256,31 +276,29 @@ def _down_weighted(
     )
     row = tl.load(block_starts_ptr + block) + tl.arange(0, ROWS)
     is_row = row < tl.load(block_ends_ptr + block)
-    # Rows past the block's end are another expert's, or the last: only their own results, which
-    # are dropped, see them.
-    real_row = tl.minimum(row, num_pairs - 1).to(tl.int64)
-    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    real_column = tl.minimum(column, outputs - 1).to(tl.int64)
+    x_row_ptr = x_ptr + row.to(tl.int64)[:, None] * inputs
+    read_column = column_tile * COLUMNS + loaded_column(COLUMNS, WARPS)
+    read_column = tl.minimum(read_column, outputs - 1).to(tl.int64)
     expert = tl.load(block_experts_ptr + block).to(tl.int64)
-    x_row_ptr = x_ptr + real_row[:, None] * inputs
-    bytes_ptr = numbers_ptr + (expert * outputs + real_column)[:, None] * (inputs // 2)
-    num_groups = (inputs + group - 1) // group
-    first_place = expert * num_groups * outputs + real_column
+    row_ptr = words_ptr + (expert * outputs + read_column)[:, None] * row_words
+    num_steps = (inputs + DEPTH - 1) // DEPTH
+    num_groups = (num_steps + group_steps - 1) // group_steps
+    first_place = expert * num_groups * outputs + read_column
     scales, zeros = tl.load(scales_ptr + first_place), tl.load(zeros_ptr + first_place)
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
-    place = low_places(DEPTH)
-    num_steps = (inputs + DEPTH - 1) // DEPTH
+    place = input_places(DEPTH)
 
     for step in range(num_steps):
         k = step * DEPTH
-        low, high = load_inputs(x_row_ptr, k, place, inputs, IS_WHOLE)
-        numbers = load_bytes(bytes_ptr, k, inputs, DEPTH, IS_WHOLE)
-        next_group = tl.minimum(step + 1, num_steps - 1) * DEPTH // group
+        x = load_inputs(x_row_ptr, is_row[:, None], k, place, inputs, IS_WHOLE)
+        words = load_words(row_ptr, k, row_words, DEPTH, IS_WHOLE)
+        next_group = tl.minimum(step + 1, num_steps - 1) // group_steps
         next_place = first_place + next_group * outputs
         next_scales, next_zeros = tl.load(scales_ptr + next_place), tl.load(zeros_ptr + next_place)
-        total = add_step(total, low, high, numbers, zeros, scales, PRECISION)
+        total = add_step(total, x, words, zeros, scales, ones, WARPS, PRECISION)
         scales, zeros = next_scales, next_zeros
 
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     pair = tl.load(pairs_ptr + row, mask=is_row, other=0)
     weights = tl.load(weights_ptr + pair, mask=is_row, other=0.0)
     out_row_ptr = out_ptr + pair.to(tl.int64)[:, None] * outputs + column[None, :]

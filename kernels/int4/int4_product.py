@@ -16,10 +16,18 @@ from torch.nn import functional
 from raydix.kernels.dense.summands import add_up
 from raydix.kernels.device.early_launch import early_launch, let_next_come, wait_for_ahead
 from raydix.kernels.device.gpu import capability, num_sms
-from raydix.kernels.int4.int4_dot import add_step, load_bytes, load_inputs, low_places
+from raydix.kernels.int4.form import WORD
+from raydix.kernels.int4.int4_dot import (
+    ONES,
+    add_step,
+    input_places,
+    load_inputs,
+    load_words,
+    loaded_column,
+)
 from raydix.kernels.int4.restoring import restore
 from raydix.kernels.int4.tiles import LinearTiles, linear_tiles, step_depth
-from raydix.kernels.int4.weight_inputs import check_weight
+from raydix.kernels.int4.weight_inputs import check_weight, words_of
 from raydix.kernels.precision import precision_of
 from raydix.kernels.weights.int4_weight import Int4Weight
 
@@ -69,7 +77,7 @@ def _multiply_into(
     num_tiles = triton.cdiv(num_tokens, tile.rows) * triton.cdiv(outputs, tile.columns)
     _multiply[(num_tiles * num_summands,)](
         x_TC,
-        weight.numbers.matrix_OC,
+        words_of(weight),
         weight.scales_GO,
         weight.zeros_GO,
         weight.numbers.bias_O,
@@ -79,11 +87,14 @@ def _multiply_into(
         steps,
         outputs,
         inputs,
-        weight.group,
+        inputs // WORD,
+        triton.cdiv(weight.group, depth),
+        ONES,
         IS_WHOLE=inputs % depth == 0,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=depth,
+        WARPS=tile.num_warps,
         PRECISION=precision_of(x_TC.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -91,10 +102,10 @@ def _multiply_into(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "steps"])
+@triton.jit(do_not_specialize=["num_tokens", "steps", "ones"])
 def _multiply(
     x_ptr,
-    numbers_ptr,
+    words_ptr,
     scales_ptr,
     zeros_ptr,
     bias_ptr,
@@ -104,18 +115,19 @@ def _multiply(
     steps,
     outputs,
     inputs,
-    group,
+    row_words,
+    group_steps,
+    ones,
     IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    WARPS: tl.constexpr,
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One tile of outputs, or a summand of it. Tiles of tokens follow one another, so that L2 holds
     the weights that they share."""
-    wait_for_ahead(EARLY)
-    let_next_come(EARLY)
     num_steps = (inputs + DEPTH - 1) // DEPTH
     num_rows = (num_tokens + ROWS - 1) // ROWS
     num_columns = (outputs + COLUMNS - 1) // COLUMNS
@@ -123,32 +135,34 @@ def _multiply(
     column_tile = tl.program_id(0) // num_rows % num_columns
     summand = tl.program_id(0) // (num_rows * num_columns)
 
-    # Rows and columns past the end read the last: only their own results, which are dropped, see
-    # it.
     row = row_tile * ROWS + tl.arange(0, ROWS)
-    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
-    real_row = tl.minimum(row, num_tokens - 1).to(tl.int64)
-    real_column = tl.minimum(column, outputs - 1).to(tl.int64)
-    x_row_ptr = x_ptr + real_row[:, None] * x_stride
-    bytes_ptr = numbers_ptr + real_column[:, None] * (inputs // 2)
-    place = low_places(DEPTH)
+    is_row = (row < num_tokens)[:, None]
+    x_row_ptr = x_ptr + row.to(tl.int64)[:, None] * x_stride
+    # Columns past the end read the last: only their own results, which are dropped, see it.
+    read_column = column_tile * COLUMNS + loaded_column(COLUMNS, WARPS)
+    read_column = tl.minimum(read_column, outputs - 1).to(tl.int64)
+    row_ptr = words_ptr + read_column[:, None] * row_words
+    place = input_places(DEPTH)
     first, last = summand * steps, num_steps - 1
-    group_place = (first * DEPTH // group).to(tl.int64) * outputs + real_column
+    group_place = (first // group_steps).to(tl.int64) * outputs + read_column
     scales, zeros = tl.load(scales_ptr + group_place), tl.load(zeros_ptr + group_place)
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    wait_for_ahead(EARLY)
+    let_next_come(EARLY)
 
     for step in range(first, tl.minimum(first + steps, num_steps)):
         k = step * DEPTH
-        low, high = load_inputs(x_row_ptr, k, place, inputs, IS_WHOLE)
-        numbers = load_bytes(bytes_ptr, k, inputs, DEPTH, IS_WHOLE)
+        x = load_inputs(x_row_ptr, is_row, k, place, inputs, IS_WHOLE)
+        words = load_words(row_ptr, k, row_words, DEPTH, IS_WHOLE)
         # Scales are loaded a step ahead: what multiplies would wait for them.
-        next_group = tl.minimum(step + 1, last) * DEPTH // group
-        group_place = next_group.to(tl.int64) * outputs + real_column
+        next_group = tl.minimum(step + 1, last) // group_steps
+        group_place = next_group.to(tl.int64) * outputs + read_column
         next_scales = tl.load(scales_ptr + group_place)
         next_zeros = tl.load(zeros_ptr + group_place)
-        total = add_step(total, low, high, numbers, zeros, scales, PRECISION)
+        total = add_step(total, x, words, zeros, scales, ones, WARPS, PRECISION)
         scales, zeros = next_scales, next_zeros
 
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < outputs
     if bias_ptr is not None:
         is_due = is_column & (summand == 0)
@@ -156,5 +170,5 @@ def _multiply(
         total += bias.to(tl.float32)[:, None]
     out_ptr += summand.to(tl.int64) * num_tokens * outputs
     out_row_ptr = out_ptr + row.to(tl.int64)[:, None] * outputs + column[None, :]
-    is_out = (row < num_tokens)[:, None] & is_column[None, :]
+    is_out = is_row & is_column[None, :]
     tl.store(out_row_ptr, total.T.to(out_ptr.dtype.element_ty), mask=is_out)

@@ -1,6 +1,7 @@
 """Shapes of the tiles in which products with weights of four bits are computed.
 
-Weights are always the left operand, as they come from registers, whatever the tokens.
+Weights are always the left operand, as they come from registers, whatever the tokens. Tiles of many
+outputs load inputs less often, which for more than 32 tokens are more bytes than the weights.
 """
 
 from collections.abc import Sequence
@@ -18,9 +19,12 @@ class Int4Tile:
     rows: int
     """The tokens of a tile."""
     columns: int
-    """The outputs of a tile, 64 at least."""
+    """The outputs of a tile, of which each warp has 16 or a multiple."""
     num_warps: int
     num_stages: int
+
+    def __post_init__(self) -> None:
+        assert self.columns % (16 * self.num_warps) == 0, f"{self} gives warps no whole rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +77,21 @@ def _experts(max_mean_rows: float, gate_up: Int4Tile, down: Int4Tile) -> ExpertT
     return ExpertTiles(max_mean_rows=max_mean_rows, gate_up=gate_up, down=down)
 
 
-# Reasoned, not measured: `benchmarks.int4 --tune` prints what to set here.
+# Reasoned from instructions and bytes, not measured: `benchmarks.int4 --tune` prints what to set
+# here. A summand is written and read as float32, which costs as much as some steps of its tile do.
 LINEAR_TILES: tuple[LinearTiles, ...] = (
     _linear(16, _tile(16, 64, 4, 5), 4, 16),
-    _linear(32, _tile(32, 64, 4, 4), 4, 16),
-    _linear(64, _tile(64, 64, 4, 4), 3, 8),
-    _linear(128, _tile(128, 64, 4, 4), 2, 4),
-    _linear(512, _tile(128, 128, 8, 4), 1, 4),
+    _linear(32, _tile(32, 64, 4, 4), 3, 8),
+    _linear(64, _tile(64, 128, 8, 4), 1, 4),
+    _linear(128, _tile(128, 128, 8, 4), 1, 2),
 )
-"""Past the last, the matrix is restored in scratch: the product itself takes far longer there."""
+"""Past the last, the matrix is restored in scratch."""
 EXPERT_TILES: tuple[ExpertTiles, ...] = (
     _experts(12, _tile(16, 64, 4, 4), _tile(16, 64, 4, 5)),
-    _experts(26, _tile(32, 64, 4, 4), _tile(32, 64, 4, 5)),
-    _experts(68, _tile(64, 64, 4, 4), _tile(64, 128, 8, 4)),
-    _experts(float("inf"), _tile(128, 64, 8, 4), _tile(128, 128, 8, 4)),
+    _experts(26, _tile(32, 64, 4, 4), _tile(32, 64, 4, 4)),
+    _experts(float("inf"), _tile(64, 128, 8, 3), _tile(64, 128, 8, 4)),
 )
+"""Sums of gate and up for 128 rows would not fit in registers beside floats in the making."""
 
 
 def linear_tiles(

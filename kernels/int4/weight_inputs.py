@@ -45,6 +45,11 @@ def check_weight(x_TC: Tensor, weight: Int4Weight, *, num_dimensions: int = 2) -
         )
 
 
+def words_of(weight: Int4Weight) -> Tensor:
+    """The numbers as kernels load them: int32 of eight each, [O, C / 8], or of a bank."""
+    return weight.numbers.matrix_OC.view(torch.int32)
+
+
 def check_experts(
     x_TC: Tensor,
     gate_up: Int4Weight,

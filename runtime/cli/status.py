@@ -128,15 +128,27 @@ async def _phase_of(name: str, record: "EngineRecord") -> str | None:
 
 async def _end_l2(record: "L2Record", patience_s: float) -> str:
     """End an L2. Raises BadRequest if engines use it, and go on to do so for `patience_s`."""
-    from raydix.runtime.actors.bootstrap.control_client import call_l2
-
     give_up_s = time.monotonic() + patience_s
-    while not await call_l2(record, "end"):
+    while not await _ends(record):
         if time.monotonic() > give_up_s:
             users = ", ".join((await _describe(record))["engines"])
             raise BadRequest(f"{record.name} is used by {users}. Stop these first.")
         await asyncio.sleep(_LOOK_S)
     return f"{record.name} is ended"
+
+
+async def _ends(record: "L2Record") -> bool:
+    """Have an L2 end if nobody uses it, and say whether nobody does."""
+    from raydix.runtime.actors.bootstrap.control_client import call_l2
+    from raydix.runtime.actors.l2_record import l2s_of
+
+    try:
+        return bool(await call_l2(record, "end"))
+    except EngineDead:
+        # One that holds little ends before it has answered: it has its name no more.
+        if record.name in {each.name for each in l2s_of()}:
+            raise
+        return True
 
 
 async def _look(

@@ -75,10 +75,14 @@ def record(
         failure, trace = asyncio.run(
             _record(Where(connect, address, secret_file), block_tokens, bounds)
         )
+        num_written = trace.num_requests if requests is None else min(requests, trace.num_requests)
         # As it is, even if the engine has ended meanwhile.
-        write_rows(out, trace.rows(requests))
-    num_written = trace.num_requests if requests is None else min(requests, trace.num_requests)
-    print(f"{out}: {num_written:,} requests, blocks of {trace.block_tokens} tokens")
+        if num_written:
+            write_rows(out, trace.rows(requests))
+    if num_written:
+        print(f"{out}: {num_written:,} requests, blocks of {trace.block_tokens} tokens")
+    else:
+        print(f"The engine was asked nothing that is recorded, so {out} was not written.")
     if trace.num_unserved:
         print(f"{trace.num_unserved:,} requests ended before they had their turn; left out")
     if trace.num_dropped:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from raydix.kernels.int4 import int4_experts, int4_product, restoring
-from raydix.kernels.int4.form import HALF
 from raydix.kernels.int4.tiles import (
     EXPERT_TILES,
     LINEAR_TILES,
@@ -19,11 +18,11 @@ _COLUMNS = ("experts", "starts", "ends", "firsts", "counts")
 _TYPES = {
     **dict.fromkeys(("x_ptr", "out_ptr", "hidden_ptr", "bias_ptr"), "*bf16"),
     **dict.fromkeys(("scales_ptr", "weights_ptr"), "*fp32"),
-    **dict.fromkeys(("numbers_ptr", "zeros_ptr"), "*u8"),
-    **dict.fromkeys(("pairs_ptr", "num_blocks_ptr"), "*i32"),
+    "zeros_ptr": "*u8",
+    **dict.fromkeys(("words_ptr", "pairs_ptr", "num_blocks_ptr"), "*i32"),
     **dict.fromkeys([f"block_{each}_ptr" for each in _COLUMNS], "*i32"),
     **dict.fromkeys(("x_stride", "steps", "inputs", "intermediate", "num_pairs"), "i32"),
-    "group": "i32",
+    **dict.fromkeys(("row_words", "group_steps", "ones"), "i32"),
 }
 
 
@@ -38,9 +37,9 @@ def compile_group(
     group: int, linear_tiles: Sequence[LinearTiles], expert_tiles: Sequence[ExpertTiles]
 ) -> None:
     """Compile variants for groups of so many inputs."""
-    whole = {"IS_WHOLE": True, "DEPTH": step_depth(group)}
+    whole = {"IS_WHOLE": True, "DEPTH": step_depth(group), "group_steps": 1}
     named = f"four bits, groups of {group}"
-    constants = whole | {"ROWS": 64, "HALF": HALF, "EARLY": True}
+    constants = whole | {"ROWS": 64, "EARLY": True}
     told = compile_kernel(restoring._restore, constants, _TYPES, num_warps=4, launch_pdl=True)
     print(f"{named}, restoring: {told}")
 
@@ -61,7 +60,7 @@ def compile_group(
 def _compile_tile(kernel: Any, tile: Int4Tile, constants: dict[str, Any], **options: Any) -> str:
     return compile_kernel(
         kernel,
-        constants | {"ROWS": tile.rows, "COLUMNS": tile.columns},
+        constants | {"ROWS": tile.rows, "COLUMNS": tile.columns, "WARPS": tile.num_warps},
         _TYPES,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -38,8 +38,10 @@ FLOAT8 = (
     "scales_ptr",
     "x_scales_ptr",
     "numbers_ptr",
+    "words_ptr",
+    "row_words",
 )
-"""What else has addresses or strides that are multiples of 16, in kernels of float8."""
+"""What else has addresses or strides that are multiples of 16, in kernels of quantised weights."""
 NUMBERS = {
     **dict.fromkeys(STRIDES, "i32"),
     **dict.fromkeys(("page_stride", "layer_offset", "table_stride"), "i32"),

@@ -16,8 +16,8 @@ from raydix.kernels.weights.weight import Weight
 from tests.kernels.int4.groups import random_inputs, random_weight
 
 
-def small_tiles(rows: int, programs: int) -> LinearTiles:
-    tile = Int4Tile(rows=rows, columns=64, num_warps=4, num_stages=2)
+def small_tiles(rows: int, programs: int, num_warps: int = 4) -> LinearTiles:
+    tile = Int4Tile(rows=rows, columns=16 * num_warps, num_warps=num_warps, num_stages=2)
     return LinearTiles(max_tokens=1, tile=tile, programs_per_sm=programs, max_summands=8)
 
 
@@ -26,7 +26,7 @@ def multiply(x: torch.Tensor, weight: Int4Weight, tiles: LinearTiles | None) -> 
     return out if out.dim() == 2 else add_up(out, x.dtype)
 
 
-@pytest.mark.parametrize("tiles", [small_tiles(16, 1), small_tiles(16, 8), small_tiles(64, 8)])
+@pytest.mark.parametrize("tiles", [small_tiles(16, 1), small_tiles(16, 8), small_tiles(64, 8, 8)])
 @pytest.mark.parametrize("group", [32, 64, 96, 128, None])
 @pytest.mark.parametrize("shape", [(1, 128, 256), (20, 150, 208), (70, 72, 48)])
 def test_products_match_the_twin(
@@ -45,6 +45,26 @@ def test_products_match_the_twin(
 def test_matrices_are_restored_bit_for_bit(device: torch.device, group: int | None) -> None:
     weight = random_weight(70, 208, group=group, device=device)
     assert torch.equal(restore(weight, torch.float32), reference.restore(weight, torch.float32))
+
+
+def test_every_number_less_every_zero_point_is_restored_in_every_place(
+    device: torch.device,
+) -> None:
+    """Numbers become floats where they lie in a word, which no other number may touch."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    weight = random_weight(256 * 16, 32, group=32, device=device)
+    row = torch.arange(256 * 16, device=device)
+    weight.zeros_GO.data = (row % 256).to(torch.uint8)[None]
+    number = (row // 256).to(torch.uint8)[:, None]
+    others = weight.numbers.matrix_OC.data
+    for shift in (0, 4):
+        weight.numbers.matrix_OC.data = others & (0xF0 >> shift) | number << shift
+        assert torch.equal(restore(weight, dtype), reference.restore(weight, dtype))
+
+
+def test_tiles_have_rows_for_every_warp() -> None:
+    with pytest.raises(AssertionError, match="gives warps no whole rows"):
+        Int4Tile(rows=16, columns=64, num_warps=8, num_stages=2)
 
 
 @pytest.mark.gpu

@@ -74,6 +74,20 @@ async def l2s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         await listener.close()
 
 
+async def test_an_l2_that_ends_before_it_has_answered_is_ended(
+    l2s: list[ScriptedL2], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end(record: L2Record, method: str) -> bool:
+        raise EngineDead("the peer closed the link")
+
+    monkeypatch.setattr(control_client, "call_l2", end)
+    [_, unused] = l2_record.l2s_of()
+    with pytest.raises(EngineDead, match="closed the link"):
+        await status._end_l2(unused, patience_s=0.0)
+    monkeypatch.setattr(l2_record, "l2s_of", list)
+    assert await status._end_l2(unused, patience_s=0.0) == "l2-2 is ended"
+
+
 async def test_status_tells_who_uses_each_l2_and_how_long_it_stays(l2s: list[ScriptedL2]) -> None:
     engines, found = await status._look()
     assert engines == []

@@ -103,6 +103,21 @@ def test_a_recording_ends_by_its_time_and_by_its_size(
     assert num_recorded == 6 if bound[0] == "--max-size" else num_recorded >= 2
 
 
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_no_file_is_left_where_nothing_was_asked(
+    run: Run, capsys: Capture, cluster: FakeCluster, tmp_path: Path, name: str
+) -> None:
+    async def call(*_: Any) -> Any:
+        return PART
+
+    cluster.engines["raydix"] = cluster.handle
+    cluster.handle.call = call
+    path = tmp_path / name
+    assert run("trace", "record", "--out", str(path), "--for", "0.01") == 0
+    assert f"{path} was not written" in " ".join(capsys.readouterr().out.split())
+    assert not path.exists()
+
+
 def test_what_was_recorded_is_written_though_the_engine_ends(
     run: Run, capsys: Capture, recorder: Recorder, tmp_path: Path
 ) -> None:
