@@ -44,9 +44,11 @@ def advance(lane: Lane, request: RequestState, now_s: float) -> None:
 def publish_rest(lane: Lane, request: RequestState) -> None:
     """Publish, before a run gives its pages back, what has been decoded and not published yet.
 
-    What a load may still bring is not there: such a request does not decode.
+    The request itself knows all of its answer then, whatever of it can be published. What a load
+    may still bring is not there: such a request does not decode.
     """
     if request.is_decoding:
+        lane.batch.flush_tokens(request)
         advance(lane, request, lane.batch.tokens_s)
 
 

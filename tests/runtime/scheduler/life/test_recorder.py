@@ -112,9 +112,10 @@ def test_an_answers_last_token_which_is_never_computed_is_in_no_block() -> None:
     assert [*map(len, blocks)] == [0, 0, 1]
 
 
-def test_an_aborted_answer_has_the_blocks_that_it_has_filled() -> None:
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_an_aborted_answer_has_the_blocks_that_it_has_filled(prefix_caching: bool) -> None:
     # Requests hear of their tokens several at a time.
-    recorded = Recorded(page_size=1)
+    recorded = Recorded(page_size=1, prefix_caching=prefix_caching)
     for num_steps in range(2, 20):
         asked = recorded.driver.submit(PROMPT, max_tokens=50, cache_salt=str(num_steps))
         for _ in range(num_steps):
