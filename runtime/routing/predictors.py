@@ -64,14 +64,15 @@ class _Sums:
         self.seconds += weight * seconds
         self.product += weight * amount * seconds
 
-    def plus(self, other: "_Sums") -> "_Sums":
-        """The sums over the observations of both."""
+    def faded_beside(self, keep: float, other: "_Sums") -> "_Sums":
+        """The sums over the observations of both, those of this one at `keep` of their weight."""
+        # At once, as each step that was observed asks for it.
         return _Sums(
-            self.weight + other.weight,
-            self.amount + other.amount,
-            self.amount_squared + other.amount_squared,
-            self.seconds + other.seconds,
-            self.product + other.product,
+            self.weight * keep + other.weight,
+            self.amount * keep + other.amount,
+            self.amount_squared * keep + other.amount_squared,
+            self.seconds * keep + other.seconds,
+            self.product * keep + other.product,
         )
 
     def fade(self, keep: float) -> None:
@@ -266,9 +267,7 @@ class TimePredictor:
 
     def _fit(self, kept: float, start: _Sums) -> Line:
         """Fit a line by least squares, within bounds."""
-        sums = _Sums().plus(self._observed)
-        sums.fade(kept)
-        sums = sums.plus(start)
+        sums = self._observed.faded_beside(kept, start)
         fixed_s, slope_s = sums.line()
         if fixed_s < 0.0:
             # Through the origin: no work takes less than no time.

@@ -253,7 +253,9 @@ class BackupQueue:
             oldest = dict([dirty.popitem(last=False) for _ in range(num_pages)])
             lacking = self._host.keys.lacking(group, oldest)
             keys += lacking
-            page_ids += [oldest[key] for key in lacking]
+            # As a rule L2 has got none of them meanwhile.
+            is_all = len(lacking) == num_pages
+            page_ids += oldest.values() if is_all else [oldest[key] for key in lacking]
         self._copying[group].update(keys)
         return keys, page_ids
 
@@ -354,10 +356,12 @@ class BackupQueue:
         if not self._settings.has_host_memory:
             return
         dirty, copying = self._dirty[group], self._copying[group]
-        lacking = self._host.keys.lacking(group, pages)
-        new = [key for key in lacking if key not in dirty and key not in copying]
+        new = self._host.keys.lacking(group, pages)
+        # As a rule none of them waits or is copied yet, which is found out at once.
+        if not (dirty.keys().isdisjoint(new) and copying.isdisjoint(new)):
+            new = [key for key in new if key not in dirty and key not in copying]
         kept = new if most is None else new[: max(0, most - len(dirty))]
-        dirty.update({key: pages[key] for key in kept})
+        dirty.update(pages if len(kept) == len(pages) else {key: pages[key] for key in kept})
         if len(kept) < len(new):
             self._counters.count(Count.BACKUP_QUEUE_FULL, len(new) - len(kept))
 
