@@ -53,11 +53,14 @@ BATCH_SIZES = (1, 8, 32, 128)
 _MATRICES = re.compile(r".*\.layers\..*_proj\.weight")
 
 
-async def measure_tpot(options: Options, sizes: Batches, model: ModelConfig) -> dict[int, float]:
+async def measure_tpot(
+    options: Options, sizes: Batches, model: ModelConfig, way: QuantizationWay
+) -> dict[int, float]:
     """Median milliseconds per token by batch size, after a round that warms up."""
     times = {}
     prompts = Prompts(int(model["vocab_size"]))
     sections = sizes.sections(sizes.output_tokens)
+    sections["model"]["quantization"] = way.value
     async with ray_engine(options, model, sections, "fp8-model") as llm:
         for batch in sizes.max_ms:
             rounds = await play_rounds(llm, options, sizes, prompts, batch, ())
@@ -70,8 +73,9 @@ def tpot_figures(options: Options) -> list[Figure]:
     sizes, model = (TINY_BATCHES, MOE_TINY) if options.is_tiny else (FULL_BATCHES, MOE_L12)
     if not options.is_tiny:
         sizes = replace(sizes, max_ms=dict.fromkeys(BATCH_SIZES, 0.0))
-    bf16 = asyncio.run(measure_tpot(options, sizes, model))
-    float8 = asyncio.run(measure_tpot(options, sizes, {**model, "quantization_config": FP8}))
+    bf16 = asyncio.run(measure_tpot(options, sizes, model, QuantizationWay.AUTO))
+    quantised = {**model, "quantization_config": FP8}
+    float8 = asyncio.run(measure_tpot(options, sizes, quantised, QuantizationWay.NATIVE))
 
     figures = []
     for batch, bf16_ms in bf16.items():

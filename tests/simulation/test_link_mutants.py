@@ -162,7 +162,7 @@ CASES = [
     Case(
         mutant=followers_are_not_woken,
         workload=Workload(
-            seed=146,
+            seed=173,
             settings=replace(BASE_SETTINGS, prefill_budget_tokens=4),
             faults=Faults(copy_s=0.1, link_delay_s=0.02),
             num_requests=80,

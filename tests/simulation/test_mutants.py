@@ -274,7 +274,7 @@ CASES = [
             salt_fraction=0.0,
         ),
     ),
-    Case(mutant=abandon_for_one_process, workload=replace(COPIES_AT_DEATH, seed=25)),
+    Case(mutant=abandon_for_one_process, workload=replace(COPIES_AT_DEATH, seed=34)),
     Case(
         mutant=one_rank_acknowledgement,
         workload=Workload(
@@ -294,7 +294,7 @@ CASES = [
             settings=replace(SMALL_L1, layout=LATENT, ranks_per_lane=2, num_lanes=3),
         ),
     ),
-    Case(mutant=abandon_for_the_dead_rank, workload=replace(COPIES_AT_DEATH, seed=16)),
+    Case(mutant=abandon_for_the_dead_rank, workload=replace(COPIES_AT_DEATH, seed=24)),
     Case(
         mutant=early_lease_end,
         workload=Workload(seed=0, settings=SMALL_L1, l2_pages=16, storage=None, faults=SLOW_COPIES),

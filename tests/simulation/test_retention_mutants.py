@@ -153,7 +153,7 @@ CASES = [
     Case(mutant=prefetches_that_come_again_keep_their_state, workload=PINNING),
     Case(mutant=early_loads_begin_where_requests_wait, workload=RESUMING),
     Case(mutant=early_loads_count_when_they_are_sent, workload=RESUMING),
-    Case(mutant=kept_objects_outlive_their_budget, workload=STORING),
+    Case(mutant=kept_objects_outlive_their_budget, workload=replace(STORING, seed=11)),
     Case(mutant=objects_that_go_leave_their_hints, workload=STORING),
     Case(mutant=pins_of_pages_outlive_their_budget, workload=PINNING),
     Case(mutant=pins_of_pages_outlive_their_time, workload=PINNING),
