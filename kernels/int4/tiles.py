@@ -77,8 +77,9 @@ def _experts(max_mean_rows: float, gate_up: Int4Tile, down: Int4Tile) -> ExpertT
     return ExpertTiles(max_mean_rows=max_mean_rows, gate_up=gate_up, down=down)
 
 
-# Reasoned from instructions and bytes, not measured: `benchmarks.int4 --tune` prints what to set
-# here. A summand is written and read as float32, which costs as much as some steps of its tile do.
+# Reasoned from instructions and bytes, and run on one H200 (ADR 51): `benchmarks.int4 --tune`
+# prints what to set here. A summand is written and read as float32, which costs as much as some
+# steps of its tile do.
 LINEAR_TILES: tuple[LinearTiles, ...] = (
     _linear(16, _tile(16, 64, 4, 5), 4, 16),
     _linear(32, _tile(32, 64, 4, 4), 3, 8),

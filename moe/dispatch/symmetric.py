@@ -185,7 +185,7 @@ def connect_symmetric(
         cut_sets(memories_R, shape, rank, given_up_1),
         (group, handle, memory),
     )
-    _warm_up(dispatcher, rank, shape, device)
+    _warm_up(dispatcher, shape, device)
     return dispatcher
 
 
@@ -251,9 +251,7 @@ def _padded_bytes(size: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-math.prod(size) * dtype.itemsize // _PADDING_BYTES) * _PADDING_BYTES
 
 
-def _warm_up(
-    dispatcher: SymmetricDispatcher, rank: int, shape: DispatchShape, device: torch.device
-) -> None:
+def _warm_up(dispatcher: SymmetricDispatcher, shape: DispatchShape, device: torch.device) -> None:
     """Exchange tokens that go nowhere, so that no step waits for a compiler."""
     for wanted in _WARM_UP_TOKENS:
         num_tokens = min(wanted, shape.max_tokens)

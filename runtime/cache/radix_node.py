@@ -99,9 +99,12 @@ class RadixNode:
     worth_s: float = 0.0
     """What its last use has made of it: a kind of pages, and how long that is worth keeping."""
     deepest: int = 0
-    """The most pages that a chain through the node has had, those that are gone included."""
+    """The most pages that a chain through the node has had, those that are gone included.
+
+    `tlru` alone asks for it.
+    """
     is_spare: bool = False
-    """Whether the next prompt of its chain has little to compute without it; both for `tlru`."""
+    """Whether the next prompt of its chain has little to compute without it, for `tlru` alone."""
     children: "dict[bytes, RadixNode]" = field(default_factory=dict)
     """The nodes below this one, by the packed tokens of their first page."""
 

@@ -211,9 +211,8 @@ def _rows(path: Path, block_tokens: int) -> Iterator[Mapping[str, Any]]:
                 f"of {block_tokens} tokens. Say with --block-tokens how large its blocks are."
             )
         num_answer_ids = len(row.get("answer_hash_ids", ()))
-        num_filled = (
-            num_tokens + row["output_length"]
-        ) // block_tokens - num_tokens // block_tokens
+        end = num_tokens + row["output_length"]
+        num_filled = end // block_tokens - num_tokens // block_tokens
         if num_answer_ids > num_filled:
             raise BadRequest(
                 f"{place} has {num_answer_ids} answer_hash_ids; expected {num_filled} at most, as "

@@ -17,8 +17,9 @@ class Coming:
     user: UserId
     since_s: float
     kind: int = 0
+    """What the user's request makes of them, for `reuse` alone."""
     turn: int = 0
-    """What the user's request makes of them, and its turn, for `reuse` alone."""
+    """The number of requests before it in its chain, for `reuse` alone."""
 
 
 class ComingPages:

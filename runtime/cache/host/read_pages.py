@@ -11,9 +11,7 @@ from raydix.runtime.cache.host.page_run import PageRun
 
 
 class ReadPages:
-    """Owns: the only user of each page that is out of its run while it is read, and its kind
-    and turn.
-    """
+    """Owns: who alone uses each page that is out of its run while it is read, its kind and turn."""
 
     def __init__(self, num_pages: int) -> None:
         self._owner_of = array("q", bytes(8 * num_pages))

@@ -60,7 +60,7 @@ class StepSizes:
     max_model_len: int
     max_prefill_tokens: int
     max_step_tokens: int
-    """They count both prompts and the decodes beside them."""
+    """Tokens of prompts and of the decodes beside them."""
 
     @classmethod
     def of(cls, config: EngineConfig, max_position_embeddings: int) -> "StepSizes":

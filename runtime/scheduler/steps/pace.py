@@ -58,7 +58,7 @@ def what_is_due(
 def _decode_alone(flights: Sequence[InFlight]) -> bool:
     """Whether no step in flight computes more than a token of each row.
 
-    None that does is short, or worth another ahead.
+    A step that computes prompts is not short, and another one ahead of it gains nothing.
     """
     steps = [step for flight in flights for step in flight.steps.values()]
     return all(step.num_rows >= step.num_tokens for step in steps)

@@ -37,7 +37,9 @@ class StoredObject:
     priority: int = 0
     """Every object is as important as another: nobody knows whose it is."""
     worth_s: float = 0.0
+    """Nobody learns how long objects are worth keeping."""
     is_spare: bool = False
+    """Never so: L1 alone knows where conversations end."""
     standing: Standing | None = None
     """What a hint says of its next use; None: nothing is known but the last one."""
     user: UserId | None = None
@@ -160,8 +162,9 @@ class StoredObjects:
         return victims
 
     def _end_keeps(self) -> None:
-        """Place what is kept no longer anew: where what was used last goes first, or what came
-        last, it would stay behind all others.
+        """Place anew what is kept no longer.
+
+        Where what was used last goes first, or what came last, it would stay behind all others.
         """
         while (user := self._ends.take_due(self._now_s)) is not None:
             for name in self._hinted.get(user, ()):
