@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.storage_plugins import ClientLibrary, find_plugin, installed_plugins
-from raydix.runtime.storage.create import ENTRY_POINT_GROUP
+from raydix.runtime.config.storage_plugins import (
+    FACTORY_GROUP,
+    ClientLibrary,
+    find_plugin,
+    installed_plugins,
+)
 
 _IMPORT_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 0.5
@@ -51,7 +55,7 @@ def examine_backends() -> list[BackendReport]:
         for name, library in libraries.items()
         if importlib.util.find_spec(library.package) is not None
     ]
-    factories = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name)
+    factories = sorted(entry_points(group=FACTORY_GROUP), key=lambda point: point.name)
     errors = _import_errors(
         [*(libraries[name].statement for name in installed), *map(_import_of, factories)]
     )

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from raydix.runtime.config.l3 import StoreSection
 from raydix.runtime.config.nearest import nearest
 from raydix.runtime.config.storage_plugins import installed_plugins, loadable_plugins
+from raydix.runtime.config.store_section import StoreSection
 from raydix.runtime.config.values import without_passwords
 
 Model = type[BaseModel]

@@ -1,7 +1,7 @@
 """Section `cache.l3`: one model per storage backend, told apart by `backend`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import (
     Field,
@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 from raydix.runtime.config.evictions import L3Eviction
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.config.storage_plugins import backend_of, find_plugin
+from raydix.runtime.config.store_section import StoreSection
 from raydix.runtime.config.values import (
     Fraction,
     Seconds,
@@ -23,25 +24,6 @@ from raydix.runtime.config.values import (
     Section,
     Size,
 )
-
-
-class StoreSection(Section):
-    """Base of all backends, those that plugins bring among them."""
-
-    arena_folder: ClassVar[str | None] = None
-    """The folder in which the arena needs a name, where a client maps it by name; None: no name."""
-
-    backend: str
-    lazy: bool = Field(
-        False,
-        description="true: start and attach also while the store does not answer, "
-        "and use it once it does.",
-    )
-    patience_s: Annotated[float, Field(gt=0.0)] = Field(
-        10.0,
-        description="Longest time that an answer may take: the deadline of a read or write. "
-        "A store whose answers take longer is left alone.",
-    )
 
 
 class BoundedL3Section(StoreSection):

@@ -14,9 +14,9 @@ from raydix.runtime.config.l3 import (
     PluginL3Section,
     RedisL3Section,
     S3L3Section,
-    StoreSection,
 )
-from raydix.runtime.config.storage_plugins import find_plugin
+from raydix.runtime.config.storage_plugins import FACTORY_GROUP, find_plugin
+from raydix.runtime.config.store_section import StoreSection
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.backends.fake import FakeBackend, Faults
 from raydix.runtime.storage.backends.file import FileBackend
@@ -24,8 +24,6 @@ from raydix.runtime.storage.backends.mooncake import MooncakeBackend
 from raydix.runtime.storage.backends.redis import RedisBackend
 from raydix.runtime.storage.backends.s3 import S3Backend
 from raydix.runtime.storage.file_modes import MODES
-
-ENTRY_POINT_GROUP = "raydix.storage"
 
 
 def create_backend(section: L3Section) -> StorageBackend:
@@ -55,7 +53,7 @@ def create_backend(section: L3Section) -> StorageBackend:
             )
             return FakeBackend(section.max_bytes, faults, eviction=section.eviction)
         case PluginL3Section():
-            return _create_plugin(section, entry_points(group=ENTRY_POINT_GROUP))
+            return _create_plugin(section, entry_points(group=FACTORY_GROUP))
         case _:
             return _create_of_plugin(section)
 
@@ -79,7 +77,7 @@ def _create_plugin(section: PluginL3Section, installed: Iterable[EntryPoint]) ->
         names = ", ".join(sorted(by_name)) or "none is installed"
         raise ConfigError(
             f"cache.l3.name is {section.name!r}; expected an entry point of group "
-            f"{ENTRY_POINT_GROUP} ({names}). Install the package that brings it."
+            f"{FACTORY_GROUP} ({names}). Install the package that brings it."
         )
 
     try:

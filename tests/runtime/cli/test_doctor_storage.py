@@ -88,4 +88,5 @@ def test_a_plugin_with_keys_of_its_own_is_reported_by_its_name(
 
     assert found["tape"] == BackendReport("tape", True, "usable, with a drive")
     assert not found["dodo"].is_usable
+    assert "TypeError: unsupported operand" in found["crash"].detail
     assert "no_such_module" in found["dodo"].detail

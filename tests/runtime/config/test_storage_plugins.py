@@ -79,7 +79,11 @@ def test_what_is_written_of_it_has_its_secrets_for_other_processes_alone() -> No
             "names tape_of_tests:TAPE; expected a StoragePlugin for this backend",
         ),
         ({"backend": "stork"}, "names tape_of_tests:FakeBackend; expected a StoragePlugin"),
-        ({"backend": "dodo"}, "a plugin that cannot be loaded (no_such_module:DODO: No module"),
+        ({"backend": "dodo"}, "cannot be loaded (no_such_module:DODO: ModuleNotFoundError: No"),
+        ({"backend": "crash"}, "cannot be loaded (crash_of_tests:CRASH: TypeError: unsupported"),
+        ({"backend": "loose"}, "names tape_of_tests:LOOSE; expected a StoragePlugin"),
+        ({"backend": "mute"}, "section is a StoreSection with backend: Literal['mute']"),
+        ({"backend": "made"}, "names tape_of_tests:MADE; expected a StoragePlugin"),
     ],
 )
 def test_what_is_wrong_with_it_is_named(change: dict[str, Any], words: str) -> None:
@@ -100,7 +104,7 @@ def test_a_plugin_that_is_missing_is_refused_with_those_that_are_known(
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     told = refusal({"backend": "crow"})
     assert "'file', 'redis', 's3', 'mooncake', 'fake', 'plugin', or the name of an instal" in told
-    assert all(name in told for name in ("dodo", "stork", "tape", "twin"))
+    assert all(name in told for name in ("crash", "dodo", "stork", "tape", "twin"))
     assert "Is the package installed that brings it?" in told
 
 
