@@ -12,9 +12,10 @@ from typing import Any
 
 from raydix.errors import ConfigError
 from raydix.ids import UserId
+from raydix.plugins.storage.sections import SHARED_MEMORY
 from raydix.plugins.storage.slab import SlabName, SlabPlace
 from raydix.plugins.storage.slab_folder import SlabFolder
-from raydix.plugins.storage.usrbio import MAX_IOS, SHARED_MEMORY, ExtentIo, UsrbioArena
+from raydix.plugins.storage.usrbio import MAX_IOS, ExtentIo, UsrbioArena
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.messages.retention import Retention

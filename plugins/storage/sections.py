@@ -1,16 +1,20 @@
 """Section `cache.l3` with each backend of this folder."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from raydix.runtime.config.l3 import Access, FolderL3Section
 
+SHARED_MEMORY = Path("/dev/shm")
+"""The folder where 3FS looks for memory to share."""
+
 
 class Hf3fsL3Section(FolderL3Section):
     """L3 in slab files on a mounted 3FS, without its FUSE client's copies."""
 
-    arena_folder: ClassVar[str | None] = "/dev/shm"  # 3FS maps memory by name
+    arena_folder: ClassVar[str | None] = str(SHARED_MEMORY)  # 3FS maps memory by name
     backend: Literal["hf3fs"]
     path: str = Field(
         description="Folder on a mount of 3FS, created if absent; one engine at a time uses it."

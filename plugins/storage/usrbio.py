@@ -11,8 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-SHARED_MEMORY = Path("/dev/shm")
-"""The folder where 3FS looks for memory to share."""
+from raydix.plugins.storage.sections import SHARED_MEMORY
+
 MAX_IOS = 32
 """The most I/O requests of one transfer. A ring of N entries holds N - 1."""
 _RING_ENTRIES = 64

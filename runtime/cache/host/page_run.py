@@ -16,7 +16,7 @@ from raydix.runtime.cache.standing import Standing
 _TURN_PAGES = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where the pages of a new run come from."""
 
@@ -58,7 +58,16 @@ def new_pages(
     turn: int = 0,
 ) -> Origin:
     """The origin of pages that come at a time, and count as if they had at another."""
-    return Origin(group, user, user, created_s, 0, came_s, kind, turn)
+    return Origin(
+        group=group,
+        user=user,
+        reader=user,
+        created_s=created_s,
+        num_hits=0,
+        came_s=came_s,
+        kind=kind,
+        turn=turn,
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -215,10 +215,17 @@ class PageRuns:
             (chain[:end], SEVERAL_USERS, before, behind),
         ):
             if len(pages):
-                created_s = max(goes_on_s, *(run.created_s for run in (*runs, *later)))
-                turn = max(run.turn for run in runs)
                 kind = runs[-1].kind if kind is None else kind
-                origin = Origin(group, owner, user, created_s, num_hits, now_s, kind, turn)
+                origin = Origin(
+                    group=group,
+                    user=owner,
+                    reader=user,
+                    created_s=max(goes_on_s, *(run.created_s for run in (*runs, *later))),
+                    num_hits=num_hits,
+                    came_s=now_s,
+                    kind=kind,
+                    turn=max(run.turn for run in runs),
+                )
                 self._add(origin, pages[::-1].tolist(), standing, now_s)
 
     def begin_use(self, user: UserId, now_s: float) -> None:

@@ -17,7 +17,7 @@ from raydix.runtime.scheduler.life.early_loads import num_early_pages, spare_of
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.refusals import is_sound_expectation
 from raydix.runtime.scheduler.life.requests import Requests
-from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
+from raydix.runtime.scheduler.life.waiting_room import has_room
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.request.transfers import Promotion
@@ -104,14 +104,8 @@ class Arrivals:
         def num_own() -> int:
             return sum(each.tenant == tenant for each in self._expected.values())
 
-        refusal = refuse_for_room(
-            len(self._expected),
-            _MAX_EXPECTED,
-            None if message.cache_salt is None else num_own,
-            what="arrivals",
-            bound="the most that are expected",
-        )
-        return refusal is None
+        num_of_tenant = None if message.cache_salt is None else num_own
+        return has_room(len(self._expected), _MAX_EXPECTED, num_of_tenant)
 
     def end(self, client_id: ClientId, asking: AskingId | None) -> None:
         """A request has come, or will not; what was not expected changes nothing."""

@@ -112,7 +112,7 @@ class Submission:
             None if message.cache_salt is None else partial(self._num_waiting_of, message),
             what="requests",
             bound="scheduler.max_waiting_requests",
-            num_going_on=lambda: self._requests.num_going_on,
+            num_going_on=self._requests.num_going_on,
         )
 
     def _num_waiting_of(self, message: SubmitRequest) -> int:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydix.runtime.messages.client import FailureKind
-from raydix.runtime.scheduler.life.waiting_room import refuse_for_room
+from raydix.runtime.scheduler.life.waiting_room import has_room, refuse_for_room
 
 
 def may_wait(num_waiting: int, most: int, own: int | None, going_on: int = 0) -> bool:
@@ -19,10 +19,12 @@ def may_wait(num_waiting: int, most: int, own: int | None, going_on: int = 0) ->
         num_of_tenant,
         what="requests",
         bound="it",
-        num_going_on=lambda: going_on,
+        num_going_on=going_on,
     )
     assert failure is None or failure.kind is FailureKind.OVERLOADED
-    return failure is None
+    is_taken = has_room(num_waiting, most, num_of_tenant, going_on)
+    assert is_taken is (failure is None)
+    return is_taken
 
 
 @pytest.mark.parametrize(
