@@ -1,18 +1,21 @@
 """The benchmark of shared experts, tiny and on the cpu: it measures what it says it does."""
 
 import json
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import experts
-from benchmarks.engine.engines import Answer, Options
-from benchmarks.model.model_shapes import SHAPES
+from benchmarks.engine.engines import Answer, Options, ray_engine
+from benchmarks.model.model_shapes import SHAPES, ModelConfig
 from benchmarks.shared_experts.expert_engines import popularity_bias, steps_of
 from benchmarks.shared_experts.expert_figures import while_moving
 from benchmarks.shared_experts.expert_loads import on_ranks
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
+from raydix.runtime.api.client import AsyncLLM
 
 TINY = Options(device="cpu", is_tiny=True, repeats=1)
 
@@ -83,10 +86,22 @@ def test_engines_that_share_nothing_have_no_section_about_experts() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_rows_as_float8_are_measured_beside_others(
-    ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
+    ray_cluster: PrivateCluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    transports = []
+
+    def start(
+        options: Options, model: ModelConfig, sections: Mapping[str, Any], benchmark: str
+    ) -> AbstractAsyncContextManager[AsyncLLM]:
+        transports.append(sections.get("experts", {}).get("transport"))
+        return ray_engine(options, model, sections, benchmark)
+
+    monkeypatch.setattr(experts, "ray_engine", start)
     figures = figures_of("transport", capsys)
 
+    assert sorted(transports, key=str) == [None, "auto", "fp8"]
     ratio, prefill = (
         figures["prefill, rows as float8 over bf16"],
         figures["prefill, rows as float8"],

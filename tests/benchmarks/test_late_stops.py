@@ -26,8 +26,9 @@ def test_a_rank_that_computes_before_it_goes_on_could_know_of_every_stop(
 
 
 def test_answers_end_by_stops_and_tokens_past_them_are_nobodys() -> None:
-    counted = asyncio.run(late_stops.measure(LOAD, 6, 0.0005, is_enqueued=True))
+    counted = asyncio.run(late_stops.measure(LOAD, 6, 0.005, is_enqueued=True))
 
     assert 0 < counted.num_stops <= 6
-    assert 0 <= counted.num_unaware <= counted.num_late
+    # A step is enqueued behind the one with the stop, which has not ended then.
+    assert counted.num_unaware > 0
     assert counted.num_tokens <= 6 * 800

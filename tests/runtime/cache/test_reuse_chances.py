@@ -56,6 +56,10 @@ def drawn(num: int, going_on: int, ending: int, seed: int) -> list[tuple[int, fl
     return uses
 
 
+def test_nothing_is_worth_keeping_for_longer_before_anything_is_learnt() -> None:
+    assert ReuseChances().most_s == 0.0
+
+
 def test_kinds_tell_turns_lengths_and_first_uses_apart() -> None:
     kinds = {
         kind_of(turn, num_pages, num_hits)

@@ -235,9 +235,11 @@ def test_a_head_that_goes_too_early_is_found(
     assert sum(map(num_orphans, range(4))) > 0
 
 
-def test_other_policies_learn_nothing() -> None:
-    index = HostIndex(make_geometry(1, (4,)))
-    assert index._reuse is None
-    serve(index, A, 3, 0.0)
-    assert run_of(index, 0).worth_s == 0.0
-    assert ReuseChances().most_s == 0.0
+def test_other_policies_heed_nothing_that_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PageReuse, "worth_s", lambda self, run: 100.0)
+    worth_s = {}
+    for policy in (EvictionPolicy.LRU, EvictionPolicy.LFU, EvictionPolicy.REUSE):
+        index = HostIndex(make_geometry(1, (4,)), eviction=policy)
+        serve(index, A, 3, 0.0)
+        worth_s[policy.value] = run_of(index, 0).worth_s
+    assert worth_s == {"lru": 0.0, "lfu": 0.0, "reuse": 100.0}
