@@ -10,6 +10,10 @@ LEAST_S = 1.0
 """The least time for which a request is left where it is: engines tell each second that they sleep,
 and several that are woken together do not come at once.
 """
+MAX_PREDICTIONS = 32
+"""The most requests of which it is predicted at a time what they would take elsewhere: of a long
+prompt that takes a millisecond, and nothing else is heard meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,13 @@ class SilentAskings:
         """
         former, self._silences = self._silences, {}
         leaving = []
+        num_predictions = 0
         for each in requests:
             silence = _heard(each.num_tokens, former.get(each.asking), now_s)
             silent_s = now_s - silence.since_s
-            if silence.elsewhere_s is None and silent_s >= LEAST_S:
+            is_due = silence.elsewhere_s is None and silent_s >= LEAST_S
+            if is_due and num_predictions < MAX_PREDICTIONS:
+                num_predictions += 1
                 silence = replace(silence, elsewhere_s=predict_s(each))
 
             if silence.elsewhere_s is not None and silent_s >= silence.elsewhere_s:

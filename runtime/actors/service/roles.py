@@ -55,12 +55,14 @@ def kept_roles(
         return {}
     kept = {role: max(0, number - serving.get(role, 0)) for role, number in former.items()}
     num_kept = sum(former.values()) - sum(serving.values()) - int(lacks_room is not None)
-    num_surplus = sum(kept.values()) - max(0, num_kept)
-    if num_surplus > 0 and lacks_room is not None and kept.get(lacks_room, 0) > 0:
-        kept[lacks_room] -= 1
-        num_surplus -= 1
-    for _ in range(num_surplus):
-        # The roles have changed: one ends of which most are left, and of prompts before the others.
-        most = max(kept, key=lambda role: (kept[role], role is EngineRole.PREFILL))
-        kept[most] -= 1
+    for number in range(sum(kept.values()) - max(0, num_kept)):
+        among = [
+            role for role in kept if 0 < kept[role] > wanted.get(role, 0) - serving.get(role, 0)
+        ]
+        if not among and number == 0 and lacks_room is not None and kept.get(lacks_room, 0) > 0:
+            among = [lacks_room]
+        # One ends of a role of which there are too many, or else of which most are left, and of
+        # prompts before the others.
+        ending = max(among or kept, key=lambda role: (kept[role], role is EngineRole.PREFILL))
+        kept[ending] -= 1
     return kept

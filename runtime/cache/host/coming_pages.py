@@ -46,7 +46,8 @@ class ComingPages:
             former = self._coming.get(key)
             if former is not None and former.user != user:
                 self._take_from(former.user, key)
-        self._keys.setdefault(user, set()).update(keys)
+        # Behind all others, whenever it came first.
+        self._keys[user] = self._keys.pop(user, set()).union(keys)
         self._coming.update(dict.fromkeys(keys, coming))
         while len(self._coming) > _MAX_PAGES and len(self._keys) > 1:
             self.forget(next(iter(self._keys)))

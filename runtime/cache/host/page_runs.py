@@ -215,7 +215,7 @@ class PageRuns:
             (chain[:end], SEVERAL_USERS, before, behind),
         ):
             if len(pages):
-                kind = runs[-1].kind if kind is None else kind
+                kept_kind = runs[-1].kind if kind is None else kind
                 origin = Origin(
                     group=group,
                     user=owner,
@@ -223,7 +223,7 @@ class PageRuns:
                     created_s=max(goes_on_s, *(run.created_s for run in (*runs, *later))),
                     num_hits=num_hits,
                     came_s=now_s,
-                    kind=kind,
+                    kind=kept_kind,
                     turn=max(run.turn for run in runs),
                 )
                 self._add(origin, pages[::-1].tolist(), standing, now_s)

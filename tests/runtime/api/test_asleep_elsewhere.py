@@ -8,7 +8,7 @@ import pytest
 
 from raydix.runtime.api import askings
 from raydix.runtime.api.sampling_params import SamplingParams
-from raydix.runtime.api.silent_askings import LEAST_S, SilentAskings
+from raydix.runtime.api.silent_askings import LEAST_S, MAX_PREDICTIONS, SilentAskings
 from raydix.runtime.messages.client import AbortRequest, FinishReason, SubmitRequest
 from raydix.runtime.messages.line import Line
 from tests.runtime.api.fake_engine import FakeLink, delta
@@ -155,3 +155,23 @@ def test_how_long_it_takes_elsewhere_is_asked_once_for_each_silence():
     assert asked_for == [1, 1]
     assert due(10.0) == [request]
     assert due(10.0) == [], "it has left"
+
+
+def test_few_are_predicted_at_a_time_and_all_leave_in_the_end():
+    silent, asked_for = SilentAskings(), []
+
+    def predict_s(request):
+        asked_for.append(request.asking)
+        return LEAST_S
+
+    left = [SimpleNamespace(asking=number, num_tokens=3) for number in range(100)]
+    assert silent.due(left, predict_s, 0.0) == []
+    num_rounds = 0
+    while left:
+        num_rounds += 1
+        before = len(asked_for)
+        leaving = silent.due(left, predict_s, LEAST_S)
+        assert len(asked_for) - before <= MAX_PREDICTIONS
+        left = [each for each in left if each not in leaving]
+    assert num_rounds == 4
+    assert len(asked_for) == 100

@@ -55,6 +55,13 @@ def test_where_the_roles_change_one_ends_of_which_most_are_left() -> None:
     assert kept(former, {DECODE: 1}, wanted) == {BOTH: 1}, "whole requests need no other engine"
 
 
+def test_an_engine_that_is_wanted_no_more_ends_before_the_only_one_that_is() -> None:
+    former = {DECODE: 1, PREFILL: 1}
+    assert kept(former, {}, {DECODE: 1}, lacks_room=DECODE) == {DECODE: 1}
+    former, wanted = {DECODE: 1, PREFILL: 2}, {DECODE: 1, PREFILL: 1}
+    assert kept(former, {}, wanted, lacks_room=DECODE) == {DECODE: 1, PREFILL: 1}
+
+
 def test_as_many_earlier_engines_go_on_as_have_no_follower() -> None:
     rng = random.Random(11)
     for _ in range(2000):

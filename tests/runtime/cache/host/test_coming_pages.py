@@ -44,6 +44,18 @@ def test_the_first_users_make_way_where_there_are_too_many_pages(
     assert [coming.find(each) for each in KEYS] == [None, None, *[Coming(B, 2.0)] * 2]
 
 
+def test_a_user_that_came_before_is_the_last_to_make_way_once_it_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coming_pages, "_MAX_PAGES", 3)
+    coming = ComingPages()
+    coming.note(KEYS[:1], Coming(A, 1.0))
+    coming.note(KEYS[1:2], Coming(B, 2.0))
+    coming.note([KEYS[0], *KEYS[2:]], Coming(A, 3.0))
+    coming.check()
+    assert [coming.find(each) for each in KEYS] == [Coming(A, 3.0), None, *[Coming(A, 3.0)] * 2]
+
+
 def test_check_finds_a_page_of_two_users() -> None:
     coming = ComingPages()
     coming.note(KEYS[:1], Coming(A, 1.0))

@@ -71,6 +71,21 @@ def test_a_newcomer_on_a_shared_head_is_in_the_turn_after_the_heads() -> None:
     assert index._evictable.run_of(page).turn == 4
 
 
+def test_the_end_of_a_request_leaves_shared_heads_the_kind_that_they_have() -> None:
+    index = learning(16)
+    serve(index, A, 4, 0.0)
+    index.advance(10.0)
+    chain = [key(place) for place in range(4)] + [key(100 + place) for place in range(4)]
+    index.touch_chain(0, chain, B)
+    for place in range(4):
+        publish(index, 100 + place)
+    before = [run_of(index, name).kind for name in (0, 3, 100, 103)]
+    assert len({*before}) == 2
+    index.advance(20.0)
+    index.end_use(0, chain, B)
+    assert [run_of(index, name).kind for name in (0, 3, 100, 103)] == before
+
+
 def test_pages_that_are_read_keep_their_kind_and_turn() -> None:
     index = learning(16)
     for turn in range(3):
