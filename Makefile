@@ -23,6 +23,7 @@ venv: .venv/.installed
 	@echo "Installing into .venv, which takes some minutes the first time ..." >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0 >&2
+	@rm -rf raydix.egg-info # what a former install says of plugins would be read before the new one
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' >&2
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps xgrammar >&2 # it asks for Triton, which torch for CPUs lacks
 	@touch $@

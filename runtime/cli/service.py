@@ -199,6 +199,9 @@ async def _keep_up(
     try:
         ending = asyncio.create_task(until_stopped(_ended(running)))
         await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if any(each.is_over for each in services.values()):
+            # Its task ends a moment later, with the error if it has failed.
+            await asyncio.wait({ending}, timeout=2 * _TELL_S)
         # One that ends is waited for no longer, so that all may have ended.
         if ending.done() or all(each.is_over for each in services.values()):
             await ending

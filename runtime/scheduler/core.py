@@ -233,6 +233,10 @@ class SchedulerCore:
             case events.GrammarCompiled():
                 self._grammars.take(event)
             case events.BeginRecording() | events.TakeRecording() | events.EndRecording():
+                for request in self._requests.living.values():
+                    # Requests hear of their tokens a few at a time.
+                    if request.is_decoding:
+                        self._lanes[request.lane].batch.flush_tokens(request)
                 self._outbox.emit(self._life.recorder.take(event))
             case events.Tick():
                 self._tick(now_s)

@@ -150,4 +150,4 @@ def _reason(error: BaseException) -> str:
         return "it takes more memory than a grammar may. Make it smaller"
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    return text.rpartition(".cc:")[2].partition(": ")[2] or text
+    return (text.rpartition(".cc:")[2].partition(": ")[2] or text).rstrip(".")

@@ -114,7 +114,7 @@ def chosen_tools(
             )
             raise BadParameter("tool_choice", problem)
     if not names or not names <= given:
-        lacking = ", ".join(sorted(names - given)) or "one, and there is none"
+        lacking = ", ".join(sorted(names - given)) or "there are none"
         raise BadParameter("tool_choice", f"wants a tool that is not given: {lacking}.")
     return mode, names
 

@@ -1,11 +1,16 @@
 """What `raydix serve` makes of several models, and of how many engines there are to be."""
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import ray
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.service import desk
+from raydix.runtime.cli import service as services
 from raydix.runtime.cli.http_front import model_names_of
 from raydix.runtime.cli.service import require_one_cluster, rule_of, service_names
 from raydix.runtime.cli.service_roles import (
@@ -123,3 +128,54 @@ def test_an_engine_whose_role_can_mean_nothing_is_told_so(
     [told] = caplog.messages
     assert "role is prefill" in told
     assert "--address" in told
+
+
+class ScriptedService:
+    """A service that fails at once, or serves until it is stopped."""
+
+    def __init__(self, name: str, failure: Exception | None = None) -> None:
+        self.name, self._failure = name, failure
+        self._over, self._stopped = asyncio.Event(), asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    async def run(self) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            await self._stopped.wait()
+        finally:
+            self._over.set()
+
+    async def serving(self) -> None:
+        if self._failure is not None:
+            await asyncio.Event().wait()
+
+    async def ended(self) -> None:
+        await self._over.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+async def test_a_service_that_fails_beside_one_that_serves_is_told_before_http_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextlib.asynccontextmanager
+    async def answering(service: ScriptedService) -> AsyncIterator[None]:
+        yield
+
+    async def serve_until(*_: object) -> None:
+        raise AssertionError("HTTP has been started")
+
+    monkeypatch.setattr(desk, "answering", answering)
+    monkeypatch.setattr(services, "_serve_until", serve_until)
+    both: Any = {
+        "good": ScriptedService("good"),
+        "bad": ScriptedService("bad", ConfigError("cache.l2 of bad is another one.")),
+    }
+    options: Any = None
+    with pytest.raises(ConfigError, match="of bad"):
+        await services._keep_up(both, options, None)

@@ -129,6 +129,16 @@ def test_an_aborted_answer_has_the_blocks_that_it_has_filled(prefix_caching: boo
         assert len(split(each.answer_blocks)) == num_computed - 10
 
 
+def test_a_recording_that_ends_has_all_of_the_answers_that_go_on() -> None:
+    recorded = Recorded(page_size=1, prefix_caching=False)
+    recorded.driver.submit(PROMPT, max_tokens=50)
+    for _ in range(8):
+        recorded.driver.step()
+    [told] = recorded.end().requests
+    num_computed = told.num_prompt_tokens + told.num_answer_tokens - 1
+    assert len(split(told.answer_blocks)) == num_computed - 10 > 3
+
+
 def test_neither_tokens_nor_keys_nor_names_are_told() -> None:
     keys = CoreDriver().keys(PROMPT)
     request = record(session_id="a name", cache_salt="tenant")
