@@ -155,7 +155,7 @@ CASES = [
     Case(mutant=early_loads_count_when_they_are_sent, workload=RESUMING),
     Case(mutant=kept_objects_outlive_their_budget, workload=replace(STORING, seed=11)),
     Case(mutant=objects_that_go_leave_their_hints, workload=STORING),
-    Case(mutant=pins_of_pages_outlive_their_budget, workload=PINNING),
+    Case(mutant=pins_of_pages_outlive_their_budget, workload=replace(PINNING, seed=236)),
     Case(mutant=pins_of_pages_outlive_their_time, workload=PINNING),
     Case(mutant=pins_are_anybodys, workload=PINNING),
     Case(mutant=released_pages_stay_pinned, workload=PINNING),
