@@ -120,22 +120,30 @@ def refused_as(param: str) -> Iterator[None]:
 def failure_of_validation(
     errors: Sequence[Mapping[str, Any]], fields: Iterable[str]
 ) -> HttpFailure:
-    """Names the fields that are not supported, or else those that are wrong.
+    """Names the fields that are missing, then those that are not supported, or else what is wrong.
 
-    fields: those of the body, of which an unknown one may be a misspelling.
+    fields: those of the body, of which an unknown one may be a misspelling. What is missing comes
+    first, as the unknown one is often that in a wrong place.
     """
     unknown = [each for each in errors if _is_unsupported(each)]
-    if unknown:
-        named = ", ".join(_named(each, fields) for each in unknown[:_MAX_NAMED])
-        text = f"Not supported: {named}. Leave out what is named."
-        param = _path(unknown[0])
-        return failure(
-            400, text, "invalid_request_error", param=param, code="unsupported_parameter"
-        )
+    missing = _problems([each for each in errors if each["type"] == "missing"])
+    if not unknown:
+        wrong = _problems(errors)
+        param = next(iter(wrong), None)
+        return failure(400, _listed(wrong), "invalid_request_error", param=param)
 
-    wrong = _problems(errors)
-    text = "; ".join(f"{path}: {problem}" for path, problem in list(wrong.items())[:_MAX_NAMED])
-    return failure(400, text, "invalid_request_error", param=next(iter(wrong), None))
+    named = ", ".join(_named(each, fields) for each in unknown[:_MAX_NAMED])
+    text = f"Not supported: {named}. Leave out what is named."
+    if missing:
+        text = f"{_listed(missing)}. {text}"
+        return failure(400, text, "invalid_request_error", param=next(iter(missing)))
+    param = _path(unknown[0])
+    return failure(400, text, "invalid_request_error", param=param, code="unsupported_parameter")
+
+
+def _listed(problems: Mapping[str, str]) -> str:
+    """The first few problems, each behind its place."""
+    return "; ".join(f"{path}: {text}" for path, text in list(problems.items())[:_MAX_NAMED])
 
 
 def _is_unsupported(error: Mapping[str, Any]) -> bool:

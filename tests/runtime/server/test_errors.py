@@ -208,6 +208,40 @@ def test_an_unknown_field_is_told_with_the_one_that_was_probably_meant(
     assert (param, code) == (name, "unsupported_parameter")
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (
+            ChatRequest,
+            {"messages": [TURN], "response_format": {"type": "json_schema", "schema": {}}},
+            "response_format.json_schema: Field required. Not supported: 'response_format.schema'.",
+        ),
+        (
+            ResponsesRequest,
+            {"input": "a", "text": {"format": {"type": "json_schema", "json_schema": {}}}},
+            "text.format.schema: Field required. Not supported: 'text.format.json_schema'.",
+        ),
+        (
+            CompletionRequest,
+            {"promt": "a", "n": "x"},
+            "prompt: Field required. Not supported: 'promt' (did you mean 'prompt'?).",
+        ),
+        (
+            MessagesRequest,
+            {"prompt": "a"},
+            "messages: Field required; max_tokens: Field required. Not supported: 'prompt'.",
+        ),
+    ],
+)
+def test_a_missing_field_is_named_before_the_unknown_one_that_was_given_instead(
+    kind: type[BaseModel], body: dict[str, Any], message: str
+) -> None:
+    text, param, code = told(kind, body)
+
+    assert text == f"{message} Leave out what is named."
+    assert (param, code) == (message.partition(":")[0], None)
+
+
 def test_null_is_as_good_as_absent() -> None:
     assert ChatRequest.model_validate({"messages": [TURN], "tools": None, "n": None}).n == 1
 
