@@ -4,6 +4,7 @@ What it takes, in time and memory, is bounded by the process that it is in.
 """
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,15 @@ import numpy as np
 
 from raydix.errors import BadRequest
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.model.grammars.locating import (
+    Part,
+    formats_in,
+    is_refused,
+    locate,
+    schemas_in,
+)
 from raydix.runtime.model.grammars.regexes import check_regex
-from raydix.runtime.model.grammars.schema_check import enforceable
+from raydix.runtime.model.grammars.schema_check import enforceable, enforceable_part
 from raydix.runtime.model.grammars.schema_merging import MAX_DEPTH
 from raydix.runtime.model.grammars.schema_strings import NotEnforced
 from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary
@@ -26,6 +34,13 @@ _MAX_TOKEN_S = 0.005
 """The mean time of a processor that the next mask may take: steps wait for it."""
 _MAX_BLANKS = 2
 """The most blanks between two parts of JSON in a structural tag."""
+_OF_LINE = re.compile(r"(?:EBNF \w+ error at line \d+, column \d+|Regex parsing error at[^:]*): ")
+_KIND_NAMES = {
+    GrammarKind.JSON_OBJECT: "grammar of JSON objects",
+    GrammarKind.JSON_SCHEMA: "schema",
+    GrammarKind.EBNF: "grammar",
+    GrammarKind.STRUCTURAL_TAG: "structural tag",
+}
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -58,7 +73,7 @@ class Compiler:
         except NotEnforced as error:
             raise BadRequest(f"cannot be enforced: {error}") from error
         except (RuntimeError, ValueError, TypeError, RecursionError, MemoryError) as error:
-            raise BadRequest(f"cannot be compiled: {_reason(error)}") from error
+            raise BadRequest(f"cannot be compiled: {self._told(grammar, error)}") from error
         content = msgspec.msgpack.encode(
             CompiledContent(
                 grammar=compiled,
@@ -87,8 +102,65 @@ class Compiler:
             case GrammarKind.EBNF:
                 return self._compiler.compile_grammar(text)
             case GrammarKind.STRUCTURAL_TAG:
-                tag = json.dumps(_enforceable_tag(_parsed(text), 0), allow_nan=False)
+                tag = json.dumps(_enforceable_tag(_parsed(text), ""), allow_nan=False)
                 return self._compiler.compile_structural_tag(tag)
+
+    def _told(self, grammar: Grammar, error: Exception) -> str:
+        """What is wrong with a grammar, and where."""
+        reason, is_of_size = _reason(error), isinstance(error, MemoryError | RecursionError)
+        match grammar.kind:
+            case GrammarKind.REGEX:
+                return f"the regular expression {grammar.text!r:.80}: {_without_line(reason)}"
+            case GrammarKind.JSON_SCHEMA if not is_of_size:
+                place = self._fault_in_schema("", _parsed(grammar.text), reason)
+                return f"{_without_line(reason)} at {place or '#'}"
+            case GrammarKind.STRUCTURAL_TAG if not is_of_size:
+                place = self._fault_in_tag(grammar, reason) or "#"
+                is_grammar = place.endswith("/grammar")
+                return f"{reason if is_grammar else _without_line(reason)} at {place}"
+            case _:
+                return f"the {_KIND_NAMES[grammar.kind]}: {reason}"
+
+    def _fault_in_schema(self, place: str, root: Any, reason: str) -> str:
+        """The place of what is wrong with a schema that stands at `place`."""
+
+        def fails(part: Part) -> bool:
+            return is_refused(lambda: self._converted(enforceable_part(root, part[1], part[0])))
+
+        if not fails(("", root)):
+            return place
+        within, schema = locate(("", root), schemas_in(root), fails)
+        is_of_pattern = (
+            isinstance(schema, dict) and "pattern" in schema and _OF_LINE.match(reason) is not None
+        )
+        return place + within + ("/pattern" if is_of_pattern else "")
+
+    def _converted(self, schema: Any) -> Any:
+        text = json.dumps(schema, allow_nan=False)
+        return self._library.Grammar.from_json_schema(text, any_whitespace=False)
+
+    def _fault_in_tag(self, grammar: Grammar, reason: str) -> str:
+        """The place of what is wrong with a structural tag."""
+
+        def fails(part: Part) -> bool:
+            given = {"type": "tag", **part[1]} if isinstance(part[1], dict) else part[1]
+            tag = {"type": "structural_tag", "format": _enforceable_tag(given, part[0])}
+            text = json.dumps(tag, allow_nan=False)
+            return is_refused(lambda: self._library.Grammar.from_structural_tag(text))
+
+        whole = _parsed(grammar.text)
+        if "format" not in whole or not fails(("/format", whole["format"])):
+            return ""
+        place, part = locate(("/format", whole["format"]), formats_in, fails)
+        match part.get("type") if isinstance(part, dict) else None:
+            case "json_schema":
+                own = f"{place}/json_schema"
+                return self._fault_in_schema(own, part.get("json_schema"), reason)
+            case "regex":
+                return f"{place}/pattern"
+            case "grammar":
+                return f"{place}/grammar"
+        return place
 
     def _try(self, content: bytes) -> None:
         """Follow the grammar for some tokens. Raises BadRequest if it is slow, or allows none."""
@@ -122,12 +194,15 @@ def _parsed(text: str) -> Any:
         raise BadRequest(f"is no JSON: {_reason(error)}") from error
 
 
-def _enforceable_tag(part: Any, depth: int) -> Any:
-    """A structural tag whose schemas demand only what is enforced."""
-    if depth > MAX_DEPTH:
+def _enforceable_tag(part: Any, place: str) -> Any:
+    """What stands at a place of a structural tag, with schemas that demand only what is enforced.
+
+    Raises BadRequest.
+    """
+    if place.count("/") > MAX_DEPTH:
         raise BadRequest(f"is nested deeper than {MAX_DEPTH}")
     if isinstance(part, list):
-        return [_enforceable_tag(each, depth + 1) for each in part]
+        return [_enforceable_tag(each, f"{place}/{index}") for index, each in enumerate(part)]
     if not isinstance(part, dict):
         return part
     if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
@@ -137,11 +212,18 @@ def _enforceable_tag(part: Any, depth: int) -> Any:
         # Otherwise blanks could go on for ever.
         part = {"max_whitespace_cnt": _MAX_BLANKS, **part}
     return {
-        name: enforceable(each)
+        name: _enforceable_at(each, f"{place}/{name}")
         if name == "json_schema" and is_schema
-        else _enforceable_tag(each, depth + 1)
+        else _enforceable_tag(each, f"{place}/{name}")
         for name, each in part.items()
     }
+
+
+def _enforceable_at(schema: Any, place: str) -> Any:
+    try:
+        return enforceable(schema)
+    except NotEnforced as error:
+        raise error.within(place) from error
 
 
 def _reason(error: BaseException) -> str:
@@ -150,4 +232,10 @@ def _reason(error: BaseException) -> str:
         return "it takes more memory than a grammar may. Make it smaller"
     lines = [line for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    return (text.rpartition(".cc:")[2].partition(": ")[2] or text).rstrip(".")
+    text = text.rpartition(".cc:")[2].partition(": ")[2] or text
+    return text.rpartition("Invalid structural tag error: ")[2].rstrip(".")
+
+
+def _without_line(reason: str) -> str:
+    """A reason without a line of a grammar that the library has made, and nobody has written."""
+    return _OF_LINE.sub("", reason)

@@ -45,9 +45,9 @@ class _Reader:
         self._names: dict[str, str] = {}
         self._unread: deque[str] = deque()
 
-    def read_all(self) -> Any:
-        """The whole schema. What nothing refers to is left out."""
-        schema = self.read(self._merger.root, "", 0)
+    def read_all(self, part: Any, place: str) -> Any:
+        """A whole schema of this document. What nothing refers to is left out."""
+        schema = self.read(part, place, 0)
         definitions: dict[str, Any] = {}
         # One after another: what refers to what may be a longer chain than schemas may be deep.
         while self._unread:
@@ -243,7 +243,12 @@ class _Reader:
 
 def enforceable(schema: Any) -> Any:
     """The schema for the compiler. Raises NotEnforced, which names what cannot be enforced."""
-    return _Reader(Merger(schema)).read_all()
+    return enforceable_part(schema, schema, "")
+
+
+def enforceable_part(root: Any, part: Any, place: str) -> Any:
+    """A schema that stands at this place of another, for the compiler. Raises NotEnforced."""
+    return _Reader(Merger(root)).read_all(part, place)
 
 
 def check_arguments(schema: Any) -> None:

@@ -43,10 +43,20 @@ _NARROWER: Mapping[str, str] = {
 class NotEnforced(BadRequest):
     """A schema demands what no grammar would enforce."""
 
+    def __init__(self, place: str, problem: str) -> None:
+        """`place`: a JSON pointer into the schema."""
+        super().__init__(f"{problem} at {place or '#'}")
+        self._place = place
+        self._problem = problem
+
+    def within(self, place: str) -> "NotEnforced":
+        """The same, of a schema that stands at a place of something else."""
+        return NotEnforced(place + self._place, self._problem)
+
 
 def refuse(place: str, problem: str) -> NotEnforced:
     """The error of what stands at a place of a schema."""
-    return NotEnforced(f"{problem} at {place or '#'}")
+    return NotEnforced(place, problem)
 
 
 def read_string(own: Mapping[str, Any], place: str) -> dict[str, Any]:

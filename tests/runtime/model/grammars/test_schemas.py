@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from raydix.errors import BadRequest
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.model.grammars import compiling, locating
 from raydix.runtime.model.grammars.schema_check import enforceable
 from raydix.runtime.model.grammars.schema_merging import MAX_DEPTH
 from raydix.runtime.model.grammars.schema_strings import MAX_LENGTH, NotEnforced, read_pattern
@@ -110,6 +111,113 @@ def test_outputs_are_valid_or_the_schema_is_refused(pytestconfig: pytest.Config)
 def test_what_is_not_enforced_is_named_with_its_place(schema: Any, told: str) -> None:
     with pytest.raises(NotEnforced, match=told):
         enforceable(schema)
+
+
+RANGE = {"type": "integer", "minimum": 5, "maximum": 1}
+EMPTY = {"minimum": 1, "exclusiveMaximum": 1, "type": "number"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (RANGE, "minimum greater than maximum at #"),
+        ({"properties": {"ok": {}, "a": RANGE}}, "minimum greater than maximum at /properties/a"),
+        (
+            {"properties": {"a": {"type": "string", "pattern": "(("}}},
+            "The parenthesis is not closed at /properties/a/pattern",
+        ),
+        ({"type": "array", "items": {"anyOf": [{}, EMPTY]}}, "empty range at /items/anyOf/1"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"items": RANGE}}},
+            "at /$defs/n/items",
+        ),
+        (
+            {"properties": {"self": {"$ref": "#"}, "a": {"items": RANGE}}},
+            "minimum greater than maximum at /properties/a/items",
+        ),
+        (
+            {"properties": {"a": {"prefixItems": [{}], "maxItems": 0, "$ref": 5}}},
+            "at /properties/a/$ref",
+        ),
+        (
+            {"properties": {"a": {"type": "array", "prefixItems": [{}], "maxItems": 0}}},
+            "maxItems is less than the number of prefixItems: 0 < 1 at /properties/a",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_is_told_with_its_place(schema: Any, told: str) -> None:
+    refusal = refusal_of(grammar_of(schema))
+
+    assert refusal is not None
+    assert refusal.endswith(told)
+    assert "line 1" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "sequence", "elements": [{"type": "any_text"}, {"type": "odd"}]}, "/elements/1"),
+        (
+            {
+                "type": "tag",
+                "begin": "a",
+                "content": {"type": "regex", "pattern": "(("},
+                "end": "b",
+            },
+            "/content/pattern",
+        ),
+        ({"type": "json_schema", "json_schema": {"items": RANGE}}, "/json_schema/items"),
+        ({"type": "json_schema", "json_schema": {"items": {"not": {}}}}, "/json_schema/items/not"),
+        ({"type": "grammar", "grammar": "root ::= b"}, "/grammar"),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["<"],
+                "tags": [{"begin": "<a>", "content": {"type": "const_string"}, "end": "<"}],
+            },
+            "/tags/0/content",
+        ),
+    ],
+)
+def test_of_a_structural_tag_the_part_is_named_that_is_wrong(part: Any, told: str) -> None:
+    text = json.dumps({"type": "structural_tag", "format": part})
+    refusal = refusal_of(Grammar(kind=GrammarKind.STRUCTURAL_TAG, text=text))
+
+    assert refusal is not None
+    assert refusal.endswith(f" at /format{told}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        (GrammarKind.REGEX, "[b-a]", "the regular expression '[b-a]': Invalid character class"),
+        (GrammarKind.EBNF, 'root ::= "a"\nb ::= c', "the grammar: EBNF parser error at line 2, "),
+    ],
+)
+def test_what_kind_of_grammar_is_wrong_is_told(kind: GrammarKind, text: str, told: str) -> None:
+    refusal = refusal_of(Grammar(kind=kind, text=text))
+
+    assert refusal is not None
+    assert refusal.startswith(f"cannot be compiled: {told}")
+
+
+def test_the_place_of_a_fault_is_looked_for_in_few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    refused = locating.is_refused
+
+    def counted(convert: Any) -> bool:
+        tried.append(convert)
+        return refused(convert)
+
+    monkeypatch.setattr(compiling, "is_refused", counted)
+    monkeypatch.setattr(locating, "_MAX_S", 3600.0)
+    many = {f"a{index}": {"type": "null"} for index in range(2000)}
+
+    refusal = refusal_of(grammar_of({"properties": {**many, "z": RANGE}}))
+
+    assert refusal is not None
+    assert refusal.endswith("minimum greater than maximum at #")
+    assert len(tried) < 300
 
 
 NO_UTF8 = (b"\xe0\x9d\xa0", b"\xed\xa0\x80", b"\xc1\x81", b"\xf0\x80\x80\x80", b"\xc3")
