@@ -52,7 +52,7 @@ HF3FS = StoragePlugin(
         statement="from hf3fs_fuse import io; "
         "from raydix.plugins.storage.mounts import require_mount; require_mount()",
         remedy="build hf3fs_fuse and its extension from 3FS, and mount 3FS",
-        needs="a folder on 3FS (cache.l3.path), which is mounted",
+        needs="a folder on 3FS (cache.l3.path)",
     ),
     load_factory=_load_hf3fs,
 )

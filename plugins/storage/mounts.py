@@ -13,6 +13,8 @@ def find_mounts(table: str) -> list[str]:
 
 
 def require_mount(path: Path = Path("/proc/mounts")) -> None:
-    """End this process, which does nothing but ask, if 3FS is mounted nowhere."""
-    if not find_mounts(path.read_text()):
+    """Print where 3FS is mounted, or end this process, which does nothing else, if it is not."""
+    mounts = find_mounts(path.read_text())
+    if not mounts:
         sys.exit(f"nothing of type {_TYPE} is mounted")
+    print(f"mounted at {', '.join(mounts)}")

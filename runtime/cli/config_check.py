@@ -17,6 +17,7 @@ from raydix.runtime.cli.pull_transport import ChosenTransport, chosen_transport
 from raydix.runtime.config.capacity import effective_summary, format_bytes
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.memory_limit import available_memory_bytes
+from raydix.runtime.config.storage_libraries import missing_library
 
 if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
@@ -147,7 +148,7 @@ def check_config(config: EngineConfig, machine: Machine) -> Report:
 
     problems += _overflows(config, sizes, machine)
     if machine.is_engines:
-        problems += _unreadable(config)
+        problems += _missing_here(config)
     pull = chosen_transport(config)
     return Report(
         sizes=sizes,
@@ -181,7 +182,8 @@ def _lines(
     yield f"node   {format_bytes(_node_bytes(config, sizes))} of its memory"
 
     if config.has_l3:
-        yield "L3 is not asked here; raydix doctor tries whether it answers"
+        library = "" if machine.is_engines else ", nor is its library looked for"
+        yield f"L3 is not asked here{library}; raydix doctor tries whether it answers"
 
     if config.cache.events is not None and config.cache.events.curve and not machine.is_engines:
         yield "cache.events.curve is not read here, where the engine will not run"
@@ -237,8 +239,11 @@ def _overflows(config: EngineConfig, sizes: EngineSizes, machine: Machine) -> It
         )
 
 
-def _unreadable(config: EngineConfig) -> Iterator[str]:
-    """What of the engine's own files cannot be read."""
+def _missing_here(config: EngineConfig) -> Iterator[str]:
+    """What the engine needs on this machine, and is not there or cannot be read."""
+    l3 = config.cache.l3 if config.has_l3 else None
+    if l3 is not None and (missing := missing_library(l3)) is not None:
+        yield missing
     if config.cache.events is None:
         return
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from raydix.errors import ConfigError
+from raydix.runtime.config.storage_libraries import LIBRARIES
 from raydix.runtime.config.storage_plugins import (
     FACTORY_GROUP,
     ClientLibrary,
@@ -30,53 +31,37 @@ class BackendReport:
     detail: str
 
 
-_LIBRARIES = {
-    "s3": ClientLibrary(
-        package="obstore",
-        statement="import obstore",
-        remedy="pip install raydix[s3]",
-        needs="a bucket (cache.l3.bucket)",
-    ),
-    "mooncake": ClientLibrary(
-        package="mooncake",
-        statement="import mooncake.store",
-        remedy="pip install raydix[mooncake], and libibverbs1 from the system's packages",
-        needs="a master (cache.l3.master)",
-    ),
-}
-
-
 def examine_backends() -> list[BackendReport]:
     """Try the library of each backend that needs one, in a process of its own."""
     libraries, broken = _libraries_of_plugins()
-    libraries = {**_LIBRARIES, **libraries}
+    libraries = {**LIBRARIES, **libraries}
     installed = [
         name
         for name, library in libraries.items()
         if importlib.util.find_spec(library.package) is not None
     ]
     factories = sorted(entry_points(group=FACTORY_GROUP), key=lambda point: point.name)
-    errors = _import_errors(
+    tried = _tried(
         [*(libraries[name].statement for name in installed), *map(_import_of, factories)]
     )
-    error_of = dict(zip(installed, errors, strict=False))
+    tried_of = dict(zip(installed, tried, strict=False))
 
     reports = [_redis()]
     for name, library in libraries.items():
-        if name not in error_of:
-            detail = f"not installed; {library.remedy}"
-        elif error_of[name] is not None:
-            detail = f"{error_of[name]}; {library.remedy}"
+        found = tried_of.get(name)
+        if found is None:
+            reports.append(BackendReport(name, False, f"not installed; {library.remedy}"))
+        elif found.error is not None:
+            reports.append(BackendReport(name, False, f"{found.error}; {library.remedy}"))
         else:
-            reports.append(BackendReport(name, True, f"usable, with {library.needs}"))
-            continue
-        reports.append(BackendReport(name, False, detail))
+            told = f"; {found.told}" if found.told else ""
+            reports.append(BackendReport(name, True, f"usable, with {library.needs}{told}"))
     reports += broken
 
     # The errors that are left are those of the factories, which were tried last.
-    for point, error in zip(factories, errors[len(installed) :], strict=True):
-        detail = f"usable; {point.value}" if error is None else error
-        reports.append(BackendReport(f"plugin {point.name}", error is None, detail))
+    for point, each in zip(factories, tried[len(installed) :], strict=True):
+        detail = f"usable; {point.value}" if each.error is None else each.error
+        reports.append(BackendReport(f"plugin {point.name}", each.error is None, detail))
     return reports
 
 
@@ -99,32 +84,46 @@ def _import_of(point: EntryPoint) -> str:
     return f"import {point.module}"
 
 
-def _import_errors(statements: Sequence[str]) -> list[str | None]:
-    """The last line of each statement's error output; None if it succeeds."""
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What came of a statement."""
+
+    error: str | None
+    """The last line of its error output; None if it succeeds."""
+    told: str = ""
+    """The last line that it prints."""
+
+
+def _tried(statements: Sequence[str]) -> list[_Tried]:
+    """What comes of each statement."""
     # In other processes, all at once: a native library may hang, or abort the process.
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", statement], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            [sys.executable, "-c", statement], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         for statement in statements
     ]
 
-    errors: list[str | None] = []
+    tried: list[_Tried] = []
     for process in processes:
         try:
-            _, output = process.communicate(timeout=_IMPORT_TIMEOUT_S)
+            output, errors = process.communicate(timeout=_IMPORT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            errors.append(f"its import takes more than {_IMPORT_TIMEOUT_S:.0f} s")
+            tried.append(_Tried(f"its import takes more than {_IMPORT_TIMEOUT_S:.0f} s"))
             continue
 
         if process.returncode == 0:
-            errors.append(None)
-            continue
-        lines = output.decode(errors="replace").strip().splitlines()
-        errors.append(lines[-1] if lines else f"its import ends with {process.returncode}")
-    return errors
+            tried.append(_Tried(None, _last_line(output)))
+        else:
+            ended = f"its import ends with {process.returncode}"
+            tried.append(_Tried(_last_line(errors) or ended))
+    return tried
+
+
+def _last_line(output: bytes) -> str:
+    return output.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _redis() -> BackendReport:

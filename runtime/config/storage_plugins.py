@@ -23,7 +23,10 @@ class ClientLibrary:
 
     package: str
     statement: str
-    """A statement that fails where the adapter would, tried in a process of its own."""
+    """A statement that fails where the adapter would, tried in a process of its own.
+
+    The last line that it prints is told to people where it succeeds.
+    """
     remedy: str
     """What to do where the statement fails."""
     needs: str

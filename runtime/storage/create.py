@@ -15,6 +15,7 @@ from raydix.runtime.config.l3 import (
     RedisL3Section,
     S3L3Section,
 )
+from raydix.runtime.config.storage_libraries import unknown_factory
 from raydix.runtime.config.storage_plugins import FACTORY_GROUP, find_plugin
 from raydix.runtime.config.store_section import StoreSection
 from raydix.runtime.storage.backend import StorageBackend
@@ -74,11 +75,7 @@ def _create_plugin(section: PluginL3Section, installed: Iterable[EntryPoint]) ->
     """Call the factory that a package has registered as `section.name`, with its options."""
     by_name = {point.name: point for point in installed}
     if section.name not in by_name:
-        names = ", ".join(sorted(by_name)) or "none is installed"
-        raise ConfigError(
-            f"cache.l3.name is {section.name!r}; expected an entry point of group "
-            f"{FACTORY_GROUP} ({names}). Install the package that brings it."
-        )
+        raise ConfigError(unknown_factory(section.name, sorted(by_name)))
 
     try:
         factory = by_name[section.name].load()

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,6 +76,7 @@ def _start(
         case "hf3fs_emulated":
             usrbio = UsrbioEmulator(folder)
             patch.setattr(hf3fs, "_import_usrbio", lambda: usrbio)
+            patch.setitem(sys.modules, "hf3fs_fuse", ModuleType("hf3fs_fuse"))
             return {"backend": "hf3fs", "path": path}
         case "hf3fs":
             mount = os.environ.get("HF3FS_MOUNT")

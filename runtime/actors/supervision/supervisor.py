@@ -31,6 +31,7 @@ from raydix.runtime.actors.supervision.tokenizer_files import read_tokenizer_fil
 from raydix.runtime.config.capacity import require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_l3
+from raydix.runtime.config.storage_libraries import missing_library
 from raydix.runtime.phases import critical_path, path_text
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,12 @@ class SupervisorActor:
     async def start(self) -> EngineFacts:
         """Start the engine; returns once it serves. Raises the first actor's error if it cannot."""
         began_s = time.time()
+        # Storage opens once the weights have loaded, which is late to hear of it.
+        l3 = self._config.cache.l3 if self._config.has_l3 else None
+        if l3 is not None and (missing := missing_library(l3)) is not None:
+            await self.stop()
+            raise ConfigError(missing)
+
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
         if self._actors.events is not None:
             keepers.append(asyncio.create_task(_keep_events(self._actors.events)))

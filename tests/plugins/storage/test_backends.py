@@ -104,7 +104,9 @@ def test_the_document_tells_of_every_key_what_it_may_be() -> None:
     assert dict(rows) == allowed_values(NIXL.section, AIBRIX.section, HF3FS.section)
 
 
-def test_3fs_needs_a_mount(tmp_path: Path) -> None:
+def test_3fs_needs_a_mount_and_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = "/dev/vda / ext4 rw 0 0\n"
     assert find_mounts(table) == []
     mounts = tmp_path / "mounts"
@@ -115,3 +117,4 @@ def test_3fs_needs_a_mount(tmp_path: Path) -> None:
     mounts.write_text(f"{table}hf3fs.stage /3fs fuse.hf3fs rw 0 0\n")
     assert find_mounts(mounts.read_text()) == ["/3fs"]
     require_mount(mounts)
+    assert capsys.readouterr().out == "mounted at /3fs\n"

@@ -1,6 +1,7 @@
 """What an engine would take, told without starting it."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import zmq.auth
 
 from raydix.runtime.actors.pulls.carriers import NixlFacts
 from raydix.runtime.cli import pull_transport
+from raydix.runtime.config import storage_libraries
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 from tests.quantised_checkpoints import make_quantised
@@ -262,3 +264,19 @@ def test_keys_of_events_are_not_looked_for_where_the_engine_will_not_run(
     elsewhere = ("--set", "cache.events.curve=/no/such/keys", "--gpu-memory", "400GiB")
     assert run("config", "check", model, *CUDA, *elsewhere) == 0
     assert "cache.events.curve is not read here" in capsys.readouterr().out
+
+
+def test_a_library_that_l3_lacks_is_told_where_the_engine_will_run(
+    run: Run, capsys: Capture, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_libraries.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "obstore", raising=False)
+    l3 = ("--set", "cache.l3={backend: s3, bucket: pages}")
+
+    assert run("config", "check", model, *l3) == 1
+    told = capsys.readouterr()
+    assert "its library obstore is not installed." in " ".join(told.err.split())
+    assert "pip install 'raydix[s3]'" in " ".join(told.err.split())
+
+    assert run("config", "check", model, *l3, *CUDA, "--gpu-memory", "400GiB") == 0
+    assert "L3 is not asked here, nor is its library looked for" in capsys.readouterr().out

@@ -31,9 +31,10 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
         "absent": library("no_such_package", "import no_such_package"),
         "broken": library("json", "raise ImportError('libxyz.so is missing')"),
         "there": library("json", "import json"),
+        "tells": library("json", "print('hello'); print('mounted at /3fs')"),
         "aborts": library("json", "import os; os.abort()"),
     }
-    monkeypatch.setattr(doctor_storage, "_LIBRARIES", libraries)
+    monkeypatch.setattr(doctor_storage, "LIBRARIES", libraries)
 
     found = reports()
 
@@ -41,6 +42,7 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
     assert found["broken"].detail == "ImportError: libxyz.so is missing; do this"
     assert found["aborts"].detail == "its import ends with -6; do this"
     assert found["there"].detail == "usable, with a bucket"
+    assert found["tells"].detail == "usable, with a bucket; mounted at /3fs"
     assert [found[name].is_usable for name in ("absent", "broken", "there", "aborts")] == [
         False,
         False,
@@ -52,7 +54,7 @@ def test_library_that_is_absent_broken_or_there(monkeypatch: pytest.MonkeyPatch)
 def test_library_whose_import_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_storage, "_IMPORT_TIMEOUT_S", 0.1)
     monkeypatch.setattr(
-        doctor_storage, "_LIBRARIES", {"slow": library("json", "import time; time.sleep(600)")}
+        doctor_storage, "LIBRARIES", {"slow": library("json", "import time; time.sleep(600)")}
     )
     assert "more than" in reports()["slow"].detail
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from raydix.errors import AccountingError, CheckpointError, EngineDead
+from raydix.errors import AccountingError, CheckpointError, ConfigError, EngineDead
 from raydix.runtime import garbage
 from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
 from raydix.runtime.actors.gpu_model import BuildModel, GpuModel, LoadedGpuModel, RankPlace
@@ -23,6 +24,7 @@ from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.actors.torch_builder import build_torch_model
+from raydix.runtime.config import storage_libraries
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.families.table import Family
@@ -205,6 +207,31 @@ async def test_a_clean_stop_ends_storage_before_it_can_miss_its_host_memory(
     told = [each.getMessage() for each in caplog.records]
     assert any(text.startswith("linked to HostMemory") for text in told)
     assert [text for text in told if "HostMemory is lost" in text] == []
+
+
+async def test_a_library_that_l3_lacks_is_told_before_any_weight_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(storage_libraries.LIBRARIES, "fake", storage_libraries.LIBRARIES["s3"])
+    monkeypatch.setattr(storage_libraries.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "obstore", raising=False)
+    loaded: list[RankPlace] = []
+
+    def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
+        loaded.append(place)
+        return BUILD(config, place)
+
+    cache = {"l1": {"num_pages": 32}, "l2": {"bytes_per_node": "1MiB"}, "l3": {"backend": "fake"}}
+    config = load_config({"model": {"path": "unused", "max_model_len": 256}, "cache": cache})
+    spawner = InProcessSpawner(build)
+    supervisor = SupervisorActor(
+        name="t", config=config, spawner=spawner, supervision=Supervision()
+    )
+    with pytest.raises(ConfigError, match=r"obstore is not installed.*'raydix\[s3\]'"):
+        await supervisor.start()
+
+    assert not loaded
+    assert spawner.latest(ActorKind.GPU) is None
 
 
 def planned_supervisor(
