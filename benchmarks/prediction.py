@@ -3,6 +3,7 @@
     python -m benchmarks.prediction                        # 24 engines one after the other
     python -m benchmarks.prediction --processes 12         # on a machine with cores to spare
     python -m benchmarks.prediction --only agentic:2.8:write_back:l3
+    python -m benchmarks.prediction --device cuda          # times, too: benchmarks.prediction_gpu
 
 The engine is a whole one in one process: real actors, links, arena and copies around a model that
 only sleeps. Each block of a trace is a page of 64 tokens. L1 is so small that what all requests
@@ -13,6 +14,7 @@ streams, in each of which the next one follows the last answer, there and here.
 The simulator is told the sleep of a step, and nothing that the engine has found.
 """
 
+import argparse
 import asyncio
 import itertools
 import sys
@@ -25,10 +27,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.engines import Answer, ask, engine_sections
+from benchmarks.device.gpus import require_gpus
+from benchmarks.engine.engines import Answer, Options, ask, engine_sections
 from benchmarks.engine.sleeping_model import PAGE_TOKENS, build_model
 from benchmarks.model.model_shapes import make_layout
-from benchmarks.records.command_line import add_results, count, make_parser, run
+from benchmarks.prediction_gpu import compare_times
+from benchmarks.records.command_line import add_commit, add_results, count, make_parser, run
 from benchmarks.records.record import Figure, report
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.cli.simulated_service import service_of
@@ -225,8 +229,17 @@ def main() -> int:
     parser.add_argument("--requests", type=count, default=1200, help="of each trace")
     parser.add_argument("--processes", type=count, default=1, help="engines at the same time")
     parser.add_argument("--only", help="the points whose names begin so")
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="predict hits and times of an engine with a real model there",
+    )
+    parser.add_argument("--tiny", action="store_true", help="of --device: a tiny model, no bars")
     add_results(parser, help="folder for the record")
+    add_commit(parser)
     arguments = parser.parse_args()
+    if arguments.device is not None:
+        return compare_times(_options(arguments))
     points = points_of(arguments.requests, arguments.only)
     if not points:
         parser.error(f"no point's name begins with {arguments.only}")
@@ -239,7 +252,21 @@ def main() -> int:
         for figure in figures_of(point, shares)
     ]
     config = {"requests": arguments.requests, "streams": NUM_STREAMS, "step_s": STEP_S}
-    return report("prediction", config, figures, keep_in=arguments.results)
+    return report(
+        "prediction", config, figures, keep_in=arguments.results, at_commit=arguments.commit
+    )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    """What is said of an engine with a real model. Raises ConfigError without the GPU."""
+    if arguments.device == "cuda":
+        require_gpus(1, "--device cpu --tiny tries it without.")
+    return Options(
+        device=arguments.device,
+        is_tiny=arguments.tiny,
+        results=arguments.results,
+        commit=arguments.commit,
+    )
 
 
 if __name__ == "__main__":

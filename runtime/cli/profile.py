@@ -1,45 +1,42 @@
 """`raydix profile`: how long a running engine takes, as `raydix simulate` wants to know it."""
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
 from raydix.errors import BadRequest
-from raydix.runtime.api.outputs import RequestOutput
-from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import Address, Connect
-from raydix.runtime.foresight.simulator.fitting import DecodeTime, PromptTime, fit_steps
+from raydix.runtime.cli.profile_probe import MeasuredEngine, Probe, Ran, decodes_of
+from raydix.runtime.foresight.simulator.fitting import (
+    DecodeTime,
+    LoadTime,
+    fit_loads,
+    fit_messages,
+    fit_steps,
+)
 from raydix.runtime.foresight.simulator.profile import CopyTimes, Profile
 
-_PROMPT_TOKENS = (64, 256, 1024, 4096, 8192)
+_PROMPT_TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192)
+_NEW_TOKENS = (64, 512)
+"""What follows prompts that are cached."""
+_CONTEXTS = (64, 2048)
+"""The tokens before those that are decoded."""
 _STREAMS = (1, 8, 32)
-_DECODES = 32
+_LOADED_TOKENS = (1024, 1024, 4096, 4096, 8192, 8192)
+_DECODES = 64
 _REPEATS = 3
 _USUAL_BYTES_PER_S = 20e9
-_SETTLE_S = 0.05
+_MOST_FILLED_TOKENS = 2_000_000
+"""An L1 that holds more is not filled in order that something has to be loaded."""
 
 Out = Annotated[Path, typer.Option(help="The file that the profile is written to.")]
 ProfileName = Annotated[str, typer.Option("--name", help="What the profile is called.")]
-
-
-class MeasuredEngine(Protocol):
-    """What is asked of an engine."""
-
-    def generate(
-        self, prompt: Any, sampling_params: SamplingParams
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Generate for one prompt."""
-
-    async def stats(self) -> Mapping[str, Any]:
-        """Figures of every actor."""
 
 
 def profile(
@@ -73,92 +70,99 @@ async def _measure(where: Where, name: str) -> Profile:
 async def measure_profile(
     engine: MeasuredEngine, name: str, *, vocab_size: int, max_tokens: int
 ) -> Profile:
-    """Measure steps by their device times; copies by those that the engine has made so far.
+    """Measure steps by their device times, loads by those of prompts that have left L1.
 
     Raises BadRequest for an engine that is in use, or whose context is too short.
     """
     sizes = [size for size in _PROMPT_TOKENS if size + _DECODES < max_tokens]
-    if len(sizes) < 3:
+    if len(sizes) < 4:
         raise BadRequest(
             f"the engine's context is {max_tokens} tokens; expected more than "
-            f"{_PROMPT_TOKENS[2] + _DECODES}, as prompts of several sizes are measured."
+            f"{_PROMPT_TOKENS[3] + _DECODES}, as prompts of several sizes are measured."
         )
-    figures = await _scheduler(engine)
+    stats = await engine.stats()
+    figures = stats["scheduler"]
     if figures["num_requests_running"] or figures["num_requests_waiting"]:
         raise BadRequest("the engine is in use; expected one that serves nobody else. Try again.")
 
-    draw = random.Random(0)
-    probe = _Probe(engine, draw, vocab_size)
+    probe = Probe(engine, vocab_size)
     # The first step of each shape may compile.
     for size in sizes:
-        await probe.run(1, size, 1)
-    prompts, others_s = [], []
-    for size in sizes * _REPEATS:
-        seconds, wall_s = await probe.run(1, size, 1)
-        prompts.append(PromptTime(size, seconds))
-        others_s.append(max(0.0, wall_s - seconds))
+        await probe.run([probe.new_prompt(size)])
+    asked = [probe.new_prompt(size) for size in sizes * _REPEATS]
+    new = [await probe.run([prompt]) for prompt in asked]
+    longer = await _behind_cached(probe, asked[-len(sizes) :], max_tokens)
+    room_tokens = _room_tokens(stats)
+    decodes = await _decodes(probe, room_tokens, max_tokens)
+    loads = []
+    if 0 < room_tokens <= _MOST_FILLED_TOKENS:
+        loads = await _loads(probe, room_tokens, sizes[-1])
 
-    decodes = []
-    for num in _STREAMS:
-        short_s, _ = await probe.run(num, sizes[0], 1)
-        long_s, _ = await probe.run(num, sizes[0], 1 + _DECODES)
-        decodes.append(DecodeTime(num, max(1e-6, long_s - short_s) / _DECODES))
-
-    loads, told = _load_times(await engine.stats())
-    other_s = median(others_s)
+    loaded, told = _load_times(loads)
+    messages = fit_messages([each.first_token for each in new])
     return Profile(
         name=name,
-        measured_on=f"{len(prompts)} prompts, {len(decodes)} batches; {told}",
-        step=fit_steps(prompts, decodes),
-        load=loads,
-        backup=CopyTimes(bytes_per_s=loads.bytes_per_s),
-        # Of what a first token takes besides its step half is the client's, both ways.
-        client_s=other_s / 4,
-        link_s=other_s / 4,
+        measured_on=f"{len(new) + len(longer)} prompts, {len(decodes)} batches; {told}",
+        step=fit_steps([each.prompt for each in (*new, *longer)], decodes),
+        load=loaded,
+        backup=CopyTimes(bytes_per_s=loaded.bytes_per_s),
+        link_s=messages.link_s,
+        client_s=messages.client_s,
+        client_token_s=messages.client_token_s,
     )
 
 
-class _Probe:
-    """Sends requests, and reads what the device took for them."""
-
-    def __init__(self, engine: MeasuredEngine, draw: random.Random, vocab_size: int) -> None:
-        self._engine, self._draw, self._vocab_size = engine, draw, vocab_size
-
-    async def run(self, num: int, num_tokens: int, max_tokens: int) -> tuple[float, float]:
-        """The device's and the client's seconds for so many new prompts at once."""
-        before_s = await self._device_s()
-        began_s = time.monotonic()
-        await asyncio.gather(*(self._ask(num_tokens, max_tokens) for _ in range(num)))
-        wall_s = time.monotonic() - began_s
-        # A step that was sent ahead may end after its request.
-        await asyncio.sleep(_SETTLE_S)
-        return await self._device_s() - before_s, wall_s
-
-    async def _device_s(self) -> float:
-        # Not there before the first step.
-        return float((await _scheduler(self._engine)).get("compute_s", 0.0))
-
-    async def _ask(self, num_tokens: int, max_tokens: int) -> None:
-        prompt = [self._draw.randrange(self._vocab_size) for _ in range(num_tokens)]
-        params = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
-        async for _ in self._engine.generate(prompt, params):
-            pass
+async def _behind_cached(probe: Probe, prompts: Sequence[list[int]], max_tokens: int) -> list[Ran]:
+    """Prompts that begin like some that were asked: most of them looks back on what is cached."""
+    return [
+        await probe.run([prompt + probe.new_prompt(num_new)])
+        for prompt in prompts[-3:]
+        for num_new in _NEW_TOKENS
+        if len(prompt) + num_new < max_tokens
+    ]
 
 
-async def _scheduler(engine: MeasuredEngine) -> Mapping[str, Any]:
-    figures: Mapping[str, Any] = (await engine.stats())["scheduler"]
-    return figures
+async def _decodes(probe: Probe, room_tokens: int, max_tokens: int) -> list[DecodeTime]:
+    """Batches that decode behind prompts that are cached; behind long ones if L1 has room."""
+    found = []
+    for context, num in product(_CONTEXTS, _STREAMS):
+        length = context + _DECODES + 1
+        if length >= max_tokens or (context > _CONTEXTS[0] and 2 * num * length > room_tokens):
+            continue
+        prompts = [probe.new_prompt(context) for _ in range(num)]
+        await probe.run(prompts)
+        short = await probe.run(prompts)
+        long = await probe.run(prompts, 1 + _DECODES)
+        found.append(decodes_of(short, long, num, context, _DECODES))
+    return found
 
 
-def _load_times(stats: Mapping[str, Any]) -> tuple[CopyTimes, str]:
-    """The speed of loads so far; a usual one for an engine that has made none."""
-    scheduler, host = stats["scheduler"], stats.get("host", {})
-    num_pages, ready = scheduler["loaded_pages"], host.get("pages_ready", 0)
-    if not (num_pages and ready and scheduler["copy_s"] > 0):
+async def _loads(probe: Probe, room_tokens: int, longest: int) -> list[LoadTime]:
+    """Let prompts be evicted from L1, and ask for them again: L2 may have them."""
+    marked: list[list[int]] = []
+    for size in _LOADED_TOKENS:
+        if size <= longest and sum(map(len, marked)) + size <= room_tokens / 4:
+            marked.append(probe.new_prompt(size))
+    for prompt in marked:
+        await probe.run([prompt])
+
+    asked_before = probe.num_tokens
+    while marked and probe.num_tokens - asked_before <= room_tokens:
+        await probe.run([probe.new_prompt(min(longest, room_tokens // 2))])
+    return [(await probe.run([prompt])).load for prompt in marked]
+
+
+def _room_tokens(stats: Mapping[str, Any]) -> int:
+    """The tokens that L1 holds; 0 without L2, which alone tells those of a page."""
+    page_tokens = int(stats.get("host", {}).get("page_tokens", 0))
+    return page_tokens * int(stats["scheduler"]["l1_total_pages"])
+
+
+def _load_times(loads: Sequence[LoadTime]) -> tuple[CopyTimes, str]:
+    """The times of loads; usual ones if there were none."""
+    found = fit_loads(loads)
+    if found is None:
         usual = CopyTimes(bytes_per_s=_USUAL_BYTES_PER_S)
         return usual, "no load was seen, so 20 GB/s are assumed"
-    page_bytes = host["ready_bytes"] / ready
-    rate = num_pages * page_bytes / scheduler["copy_s"]
-    return CopyTimes(bytes_per_s=rate), f"{num_pages} pages loaded at {rate / 1e9:.1f} GB/s"
+    rate = found.bytes_per_s / 1e9
+    return found, f"{sum(each.num_bytes for each in loads):,} bytes loaded at {rate:.1f} GB/s"

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+from benchmarks import prediction_gpu
+from benchmarks.engine.engines import DENSE_TINY, Options
 from benchmarks.prediction import Point, compare, figures_of
 from benchmarks.simulator import measure
 from raydix.runtime.foresight.traces import read_trace
@@ -31,3 +35,20 @@ def test_the_simulators_own_figures_are_made() -> None:
     figures = {figure.name: figure for figure in measure(read_trace(TRACE)[:8], 4)}
     assert figures["speed_of_one_for_eight"].value > 1.5
     assert figures["points_of_one_for_eight"].is_met
+
+
+async def test_times_of_a_real_model_are_predicted_and_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prediction_gpu, "TIMES_L1", (1.4,))
+    told: list[str] = []
+    options = Options(device="cpu", is_tiny=True)
+    figures = await prediction_gpu.measure(options, prediction_gpu.TINY, DENSE_TINY, told.append)
+    found = {figure.name: figure for figure in figures}
+    # Both count the same tokens, and some are found in L1.
+    for trace in ("conversation", "agentic"):
+        assert sum(found[f"{trace}:1.4_{tier}"].baseline for tier in prediction_gpu.TIERS) > 99.9
+        assert found[f"{trace}:1.4_l1"].value <= MAX_POINTS_OF_FEW
+        assert found[f"{trace}:1.4_ttft_p50"].value > 0
+    assert found["agentic:1.4_l1"].baseline > 20
+    assert sum("predicted / found" in line for line in told) == 2

@@ -92,7 +92,9 @@ class Clients:
             tokens=tokens_of_request(number, num_known, self._vocab_size).tolist(),
         )
         self.answers.append(answer)
-        self._world.after(self._world.profile.client_s, lambda: self._ask(answer))
+        profile = self._world.profile
+        client_s = profile.client_s + profile.client_token_s * request.num_prompt_tokens
+        self._world.after(client_s, lambda: self._ask(answer))
 
     def _ask(self, answer: Answer) -> None:
         self._num_askings += 1

@@ -1,6 +1,6 @@
 """The GPUs of one lane as far as their time goes: steps, loads and backups, by a profile."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,20 +46,44 @@ def step_s(times: StepTimes, plan: StepPlan, tokens_per_simulated: int) -> float
     return times.fixed_s + times.prompt_fixed_s + prompt_s + decode_s
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """When a load begins and ends; its layers come one after the other."""
+
+    began_s: float
+    ended_s: float
+
+
+def end_s(began_s: float, seconds: float, loads: Sequence[Load], num_layers: int) -> float:
+    """When a step ends that begins at this time, or once the first layers that it awaits are there.
+
+    Each layer of the step waits for its part of the loads: at best all but the last one are
+    computed by the time that the loads end.
+    """
+    ends_s = [began_s + seconds]
+    for load in loads:
+        first_s = load.began_s + (load.ended_s - load.began_s) / num_layers
+        ends_s += [first_s + seconds, load.ended_s + seconds / num_layers]
+    return max(ends_s)
+
+
 class LaneDevice:
     """Owns: when a lane's GPUs and both directions of their link are free, and its slots' seeds.
 
     All ranks of a lane do the same, so they take one time.
     """
 
-    def __init__(self, world: World, loaded_bytes: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(
+        self, world: World, loaded_bytes: tuple[int, ...], num_layers: int, vocab_size: int
+    ) -> None:
         """`loaded_bytes`: what one rank copies of a page, by KV group."""
         self._world = world
         self._page_bytes = np.array(loaded_bytes)
+        self._num_layers = num_layers
         self._vocab_size = vocab_size
         self._seeds = np.zeros(64, dtype=np.int64)
         self._step_free_s = self._load_free_s = self._backup_free_s = 0.0
-        self._load_ends_s: dict[int, float] = {}
+        self._loads: dict[int, Load] = {}
 
     @property
     def free_s(self) -> float:
@@ -68,7 +92,7 @@ class LaneDevice:
 
     def forget(self) -> None:
         """The link to the Scheduler has closed: its transfers mean nothing any more."""
-        self._load_ends_s.clear()
+        self._loads.clear()
 
     def carry_out(self, plan: StepPlan) -> Iterator[tuple[float, Done]]:
         """What is done of a plan that has come now, each with its time."""
@@ -76,8 +100,9 @@ class LaneDevice:
         for added in plan.added:
             self._set_seed(added.slot, added.sampling.seed)
         for copied in self._copies(plan.loads, is_load=True):
-            self._load_free_s = max(now_s, self._load_free_s) + copied.seconds
-            self._load_ends_s[copied.transfer_id] = self._load_free_s
+            load_began_s = max(now_s, self._load_free_s)
+            self._load_free_s = load_began_s + copied.seconds
+            self._loads[copied.transfer_id] = Load(load_began_s, self._load_free_s)
             yield self._load_free_s, copied
         # Backups see what earlier plans have computed.
         computed_s = max(now_s, self._step_free_s)
@@ -85,23 +110,25 @@ class LaneDevice:
             self._backup_free_s = max(computed_s, self._backup_free_s) + copied.seconds
             yield self._backup_free_s, copied
 
-        seconds = told_s = 0.0
-        began_s = max(now_s, self._step_free_s)
+        told_s = 0.0
+        began_s = ended_s = max(now_s, self._step_free_s)
         if len(plan.row_slots):
             factor = draw_factor(profile.step.spread, self._world.random)
             seconds = factor * step_s(profile.step, plan, self._world.rules.tokens_per_simulated)
             # The Scheduler learns by what one step takes, whatever this one stands for.
             told_s = factor * step_s(profile.step, plan, 1)
-            awaited = {int(each) for each in plan.row_loads if each >= 0}
-            ends_s = [self._load_ends_s.get(each, 0.0) for each in awaited]
-            began_s = max([began_s, *ends_s])
-        self._step_free_s = began_s + seconds
+            loads = self._awaited(plan)
+            if loads and (plan.row_num_tokens == 1).all():
+                # It is replayed whole, so its layers cannot wait one by one.
+                began_s = max([began_s, *(load.ended_s for load in loads)])
+            ended_s = end_s(began_s, seconds, loads, self._num_layers)
+        self._step_free_s = ended_s
         result = StepResult(rank=0, step=plan.step, token_ids=self._sample(plan), compute_s=told_s)
         yield self._step_free_s, result
 
     def ended(self, copied: Copied, arena: SimulatedArena) -> TransfersDone:
         """The report of a transfer that ends now: a load is stale if its pages changed hands."""
-        self._load_ends_s.pop(copied.transfer_id, None)
+        self._loads.pop(copied.transfer_id, None)
         ids = int32_array((copied.transfer_id,))
         if not copied.is_load:
             return TransfersDone(rank=0, transfer_ids=ids)
@@ -113,6 +140,11 @@ class LaneDevice:
             num_bytes=copied.num_bytes,
             seconds=copied.seconds,
         )
+
+    def _awaited(self, plan: StepPlan) -> list[Load]:
+        """The loads that rows of a plan wait for, and that have not been reported."""
+        awaited = sorted({int(each) for each in plan.row_loads if each >= 0})
+        return [self._loads[each] for each in awaited if each in self._loads]
 
     def _set_seed(self, slot: int, seed: int) -> None:
         if slot >= len(self._seeds):

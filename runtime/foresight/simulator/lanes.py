@@ -36,7 +36,8 @@ class SimulatedLane:
 
     def _new_device(self) -> LaneDevice:
         settings = self._settings
-        return LaneDevice(self._world, settings.loaded_bytes, settings.vocab_size)
+        num_layers = sum(len(group.layers) for group in settings.layout.groups)
+        return LaneDevice(self._world, settings.loaded_bytes, num_layers, settings.vocab_size)
 
     @property
     def _ranks(self) -> range:

@@ -75,6 +75,8 @@ class Profile(Section):
     """How long a message between actors is on its way, with the turn that takes it."""
     client_s: Seconds = 2.5e-3
     """The time from a client's call to the Scheduler."""
+    client_token_s: Seconds = 0.0
+    """What each token of a prompt adds to that."""
     restart: RestartTimes = RestartTimes()
 
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from raydix.runtime.foresight.simulator.fitting import DecodeTime, PromptTime, fit_steps
+from raydix.runtime.foresight.simulator.fitting import (
+    DecodeTime,
+    FirstTokenTime,
+    LoadTime,
+    PromptTime,
+    fit_loads,
+    fit_messages,
+    fit_steps,
+)
 
 SIZES = (64, 256, 1024, 4096, 8192)
 
@@ -26,3 +34,56 @@ def test_no_time_is_below_nothing() -> None:
     assert times.prompt_token_s == times.prompt_pair_s == times.decode_row_s == 0.0
     assert 0.008 < times.fixed_s < 0.0105
     assert 0.0 < times.spread < 0.2
+
+
+def test_contexts_and_steps_of_several_rows_are_told_apart() -> None:
+    prompts = [
+        PromptTime(new, 0.003 + 5e-6 * new + 0.7e-9 * new * (cached + new / 2), cached)
+        for new in SIZES
+        for cached in (0, 4096)
+    ]
+    decodes = [
+        DecodeTime(
+            num_rows=40 * rows,
+            seconds=40 * (0.002 + rows * (1e-5 + 1.5e-8 * context)),
+            num_steps=40,
+            context=context,
+        )
+        for rows in (1, 8, 32)
+        for context in (64.0, 2048.0)
+    ]
+    times = fit_steps(prompts, decodes)
+    assert times.fixed_s == pytest.approx(0.002)
+    assert times.prompt_pair_s == pytest.approx(0.7e-9)
+    assert times.decode_row_s == pytest.approx(1e-5)
+    assert times.decode_context_s == pytest.approx(1.5e-8)
+
+
+def test_a_first_token_takes_its_links_and_its_client_again() -> None:
+    found = fit_messages(
+        [FirstTokenTime(n, 3 * 0.0004 + 0.002 + 1e-7 * n, 1.5 * 0.0004) for n in SIZES]
+    )
+    assert found.link_s == pytest.approx(0.0004)
+    assert found.client_s == pytest.approx(0.002)
+    assert found.client_token_s == pytest.approx(1e-7)
+
+
+def test_links_take_no_longer_than_all_of_it() -> None:
+    found = fit_messages([FirstTokenTime(n, 0.003, 0.0029) for n in SIZES])
+    assert found.client_s == 0.0
+    assert 3 * found.link_s == pytest.approx(0.003)
+
+
+def test_loads_have_a_fixed_part_and_a_rate() -> None:
+    sizes = (1 << 26, 1 << 28, 1 << 29)
+    found = fit_loads([LoadTime(n, 0.0005 + n / 50e9) for n in sizes])
+    assert found is not None
+    assert found.fixed_s == pytest.approx(0.0005)
+    assert found.bytes_per_s == pytest.approx(50e9)
+
+
+def test_loads_of_one_size_have_a_rate() -> None:
+    found = fit_loads([LoadTime(1000, 0.001), LoadTime(1000, 0.003), LoadTime(0, 0.0)])
+    assert found is not None
+    assert found.seconds(1000) == pytest.approx(0.002)
+    assert fit_loads([LoadTime(0, 0.0)]) is None
