@@ -1,13 +1,17 @@
 """Times to the first token of long contexts that another engine's L2 holds, and of new ones.
 
-    python -m benchmarks.pull_engines       # two GPUs of one host, an engine on each
+    python -m benchmarks.pull_engines                 # two GPUs of one host, an engine on each
+    python -m benchmarks.pull_engines --ranks 4       # two GPUs for each engine
 
 One engine computes contexts; the other one, which has never seen them, pulls them over TCP on the
-loopback, one request at a time. Beside it the other engine computes as many new ones. Through
-`AsyncLLM`, on Ray.
+loopback, one request at a time. Beside it the other engine computes as many new ones. Then two
+engines share one L2, in which the second one finds what the first has computed. Through `AsyncLLM`,
+on Ray.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -22,13 +26,13 @@ from benchmarks.engine.engines import (
     engine_name,
     expect_sources,
     median_ttft_ms,
-    parse_options,
+    parse_options_of_two,
     settle,
 )
 from benchmarks.engine.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
 from benchmarks.model.model_shapes import ModelConfig
 from benchmarks.records.command_line import run
-from benchmarks.records.record import Figure
+from benchmarks.records.record import Figure, name_with_ranks
 from raydix.runtime.api.client import AsyncLLM
 
 MIN_SPEEDUP = 3.0
@@ -53,33 +57,74 @@ async def until_known(puller: AsyncLLM, holder: AsyncLLM) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list[Figure]:
-    """Pull contexts and compute others, in turns."""
+def sections_of(sizes: Contexts, tp: int, l2: Mapping[str, object]) -> dict[str, Any]:
+    """The configuration of each engine, but for its model."""
     sections = sizes.sections(_PAGE_SIZE)
+    sections["parallel"] = {"tp": tp}
     sections["cache"]["load"] = "always"
     sections["cache"]["prefetch"] = {"strategy": "wait_complete"}
-    sections["cache"]["l2"] |= {"pull": {}}
-    prompts = Prompts(int(model["vocab_size"]))
-    # With a token behind the last page: a prompt of whole pages would compute its last one.
-    length = sizes.context_tokens + sizes.new_tokens
+    sections["cache"]["l2"] |= l2
+    return sections
 
-    pulled: list[Answer] = []
-    computed: list[Answer] = []
+
+@asynccontextmanager
+async def two_engines(
+    options: Options, model: ModelConfig, sections: Mapping[str, Any]
+) -> AsyncIterator[tuple[AsyncLLM, AsyncLLM]]:
+    """The one that computes, and the one that finds."""
     async with (
         dummy_config(options, model, sections) as config,
         await AsyncLLM.start(config, name=engine_name("holder")) as holder,
-        await AsyncLLM.start(config, name=engine_name("puller")) as puller,
+        await AsyncLLM.start(config, name=engine_name("finder")) as finder,
     ):
-        # What is compiled and allocated at the first time counts for neither.
-        for llm in (holder, puller):
-            await ask_each(llm, [prompts.draw(length)])
+        yield holder, finder
+
+
+class Asker:
+    """Draws contexts, and asks engines for a token about each."""
+
+    def __init__(self, sizes: Contexts, vocab_size: int) -> None:
+        self._sizes = sizes
+        self._prompts = Prompts(vocab_size)
+
+    def draw(self, num: int) -> list[list[int]]:
+        """New ones, with a token behind the last page: the last token is always computed."""
+        length = self._sizes.context_tokens + self._sizes.new_tokens
+        return [self._prompts.draw(length) for _ in range(num)]
+
+    async def warm(self, *llms: AsyncLLM) -> None:
+        """Ask each once: what is compiled and allocated at the first time counts for nothing."""
+        for llm in llms:
+            await ask_each(llm, self.draw(1))
+
+    async def found(self, holder: AsyncLLM, finder: AsyncLLM, source: str) -> list[Answer]:
+        """The answers of one engine about what the other has computed, all from `source`."""
+        contexts = self.draw(2)
+        await ask_each(holder, contexts)
+        if source == "peer":
+            await until_known(finder, holder)
+        return await ask_each(finder, contexts, **{source: self._sizes.context_tokens})
+
+
+async def measure(options: Options, sizes: Contexts, model: ModelConfig, tp: int) -> list[Figure]:
+    """Pull contexts and compute others, in turns; then find them in an L2 that is shared."""
+    asker = Asker(sizes, int(model["vocab_size"]))
+    pulled: list[Answer] = []
+    computed: list[Answer] = []
+    shared: list[Answer] = []
+    apart = sections_of(sizes, tp, {"pull": {}})
+    async with two_engines(options, model, apart) as (holder, puller):
+        await asker.warm(holder, puller)
         for _ in range(options.repeats):
-            contexts = [prompts.draw(length) for _ in range(2)]
-            await ask_each(holder, contexts)
-            await until_known(puller, holder)
-            pulled += await ask_each(puller, contexts, peer=sizes.context_tokens)
-            computed += await ask_each(puller, [prompts.draw(length) for _ in range(2)])
+            pulled += await asker.found(holder, puller, "peer")
+            computed += await ask_each(puller, asker.draw(2))
         figures: dict[str, Any] = (await puller.stats())["host"]
+
+    together = sections_of(sizes, tp, {"shared": True, "keep_s": 0.0})
+    async with two_engines(options, model, together) as (holder, finder):
+        await asker.warm(holder, finder)
+        for _ in range(options.repeats):
+            shared += await asker.found(holder, finder, "l2")
 
     pulled_ms, computed_ms = median_ttft_ms(pulled), median_ttft_ms(computed)
     return [
@@ -91,16 +136,20 @@ async def measure(options: Options, sizes: Contexts, model: ModelConfig) -> list
         ),
         Figure(name="TTFT, pulled", value=pulled_ms, unit="ms"),
         Figure(name="TTFT, computed", value=computed_ms, unit="ms"),
+        Figure(name="TTFT, found in one L2", value=median_ttft_ms(shared), unit="ms"),
         Figure(name="pages pulled", value=float(figures["peer_reads_ok"]), unit="pages"),
     ]
 
 
-def main(options: Options) -> int:
+def main(options: Options, num_ranks: int) -> int:
     """Measure and report."""
     sizes, model = (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, DENSE_L16)
-    figures = asyncio.run(measure(options, sizes, model))
-    return options.report("pull_engines", {"model": "dense_l16", **asdict(sizes)}, figures)
+    figures = asyncio.run(measure(options, sizes, model, num_ranks // 2))
+    name = name_with_ranks("pull_engines", num_ranks)
+    return options.report(
+        name, {"ranks": num_ranks, "model": "dense_l16", **asdict(sizes)}, figures
+    )
 
 
 if __name__ == "__main__":
-    run(lambda: main(parse_options(__doc__, num_gpus=2)))
+    run(lambda: main(*parse_options_of_two(__doc__)))

@@ -1,6 +1,7 @@
 """Gaps between tokens and times to the first one, with prompts computed apart and with two equals.
 
     python -m benchmarks.roles                          # two GPUs of one host, an engine on each
+    python -m benchmarks.roles --ranks 4                # two GPUs for each engine
     python -m benchmarks.roles --device cpu --tiny      # two engines whose model sleeps, no bars
 
 Long prompts arrive at random, at half of what two equal engines can serve, which is measured first.
@@ -27,12 +28,12 @@ from benchmarks.engine.engines import (
     dummy_config,
     engine_name,
     engine_sections,
-    parse_options,
+    parse_options_of_two,
 )
 from benchmarks.engine.sleeping_model import build_model
 from benchmarks.model.model_shapes import ModelConfig
 from benchmarks.records.command_line import run
-from benchmarks.records.record import Figure
+from benchmarks.records.record import Figure, name_with_ranks
 from raydix.runtime.actors.gpu_model import LoadedGpuModel, RankPlace
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.api.client import AsyncLLM
@@ -73,6 +74,8 @@ class Sizes:
     num_requests: int = 120
     page_size: int = 64
     chunk_tokens: int = 8192
+    tp: int = 1
+    """The ranks of each engine, which share its model."""
     step_s: float = 0.0
     """The time of any step of a model that sleeps, ..."""
     token_s: float = 0.0
@@ -167,13 +170,14 @@ async def sleeping_engines(sizes: Sizes, roles: Sequence[str]) -> AsyncIterator[
 async def gpu_engines(
     options: Options, sizes: Sizes, model: ModelConfig, roles: Sequence[str]
 ) -> AsyncIterator[Engines]:
-    """Two engines of actors, on a GPU each, that share the L2 of their node."""
+    """Two engines of actors, on GPUs of their own, that share the L2 of their node."""
     async with AsyncExitStack() as stack:
         names = []
         for number, role in enumerate(roles):
             cache = {"l2": {"bytes_per_node": "64GiB", "keep_s": 0.0}}
             sections = _without_l2(sizes.sections)
             sections = {**sections, "cache": sections["cache"] | cache, "role": role}
+            sections["parallel"] = {"tp": sizes.tp}
             config = await stack.enter_async_context(dummy_config(options, model, sections))
             names.append(engine_name(f"{role}{number}"))
             await stack.enter_async_context(await AsyncLLM.start(config, name=names[-1]))
@@ -295,12 +299,13 @@ def figures_of(options: Options, equals: Measured, apart: Measured, gap_s: float
     ]
 
 
-def main(options: Options) -> int:
+def main(options: Options, num_ranks: int) -> int:
     """Measure and report."""
-    sizes = TINY if options.is_tiny else FULL
+    sizes = replace(TINY if options.is_tiny else FULL, tp=num_ranks // 2)
     figures = asyncio.run(measure(options, sizes, DENSE_L16))
-    return options.report("roles", {"model": "dense_l16", **asdict(sizes)}, figures)
+    name = name_with_ranks("roles", num_ranks)
+    return options.report(name, {"model": "dense_l16", **asdict(sizes)}, figures)
 
 
 if __name__ == "__main__":
-    run(lambda: main(parse_options(__doc__, num_gpus=2)))
+    run(lambda: main(*parse_options_of_two(__doc__)))

@@ -28,7 +28,7 @@ from benchmarks.engine.engines import (
     parse_options,
     settle,
 )
-from benchmarks.model.model_shapes import ModelConfig
+from benchmarks.model.model_shapes import ModelConfig, token_bytes
 from benchmarks.records.command_line import run
 from benchmarks.records.record import Figure
 from raydix.runtime.api.outputs import RequestOutput
@@ -65,20 +65,23 @@ class Sizes:
     num_cycles: int = 50
     num_turns: int = 20
 
-    @property
-    def sections(self) -> dict[str, Any]:
-        """The configuration of an engine whose L1 the contexts fill, and whose L2 has room."""
+    def sections(self, options: Options, model: ModelConfig) -> dict[str, Any]:
+        """The configuration of an engine whose L1 the contexts fill, and whose L2 has room.
+
+        What bfloat16 decides depends on what is computed together, but not if it is deterministic.
+        """
         length = self.context_tokens + self.output_tokens + self.page_size
         num_pages = (self.num_contexts + 1) * -(-length // self.page_size)
+        l2_bytes = 2 * num_pages * self.page_size * token_bytes(model, options.dtype_bytes)
         sections = engine_sections(
             max_model_len=length,
             page_size=self.page_size,
             l1_pages=num_pages,
-            l2_bytes=None,
+            l2_bytes=l2_bytes,
             chunk_tokens=self.chunk_tokens,
         )
-        cache = {**sections["cache"], "l2": {"ratio": 2.0, "shared": False}}
-        return {**sections, "cache": cache}
+        sections["model"]["deterministic"] = options.device == "cuda"
+        return sections
 
     @property
     def num_cacheable(self) -> int:
@@ -146,7 +149,9 @@ async def askers(
     async with AsyncExitStack() as stack:
         started = []
         for number, model in enumerate(models):
-            config = await stack.enter_async_context(dummy_config(options, model, sizes.sections))
+            config = await stack.enter_async_context(
+                dummy_config(options, model, sizes.sections(options, model))
+            )
             engine = await stack.enter_async_context(in_process_engine(config, name=f"m{number}"))
             draw = Prompts(int(model["vocab_size"]))
             prompts = [draw.draw(sizes.context_tokens) for _ in range(sizes.num_contexts)]

@@ -2,6 +2,7 @@
 
     python -m benchmarks.turns                     # 16 and 4 streams, one H200
     python -m benchmarks.turns --streams 32 --num-sessions 96 --l2-bytes 51539607552 --dp 2
+    python -m benchmarks.turns --streams 64 --num-sessions 192 --l2-bytes 68719476736 --dp 4
     python -m benchmarks.turns --tiny --device cpu
 
 Every session takes its turn before any takes the next; each turn adds new tokens to all that was
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.engine.engines import (
     DENSE_L16,
@@ -39,6 +41,8 @@ from benchmarks.model.model_shapes import ModelConfig
 from benchmarks.records.command_line import count, make_parser, run
 from benchmarks.records.record import Figure
 from raydix.runtime.api.client import AsyncLLM
+
+MAX_SCHEDULER_PART = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,8 @@ class Run:
     prompt_tokens: int
     step_s: float = 0.0
     """How long the GPUs were in steps, all together, but for waits for loads."""
+    scheduler_s: float = 0.0
+    """The processor time of the Scheduler's thread."""
 
 
 async def play(generate: Generate, load: Turns, prompts: Prompts, num_streams: int) -> Run:
@@ -156,9 +162,10 @@ async def measure(
         await play(llm.generate, warm, prompts, num_streams)
         for _ in range(options.repeats):
             await settle(llm.stats)
-            began_s = await step_s(llm)
+            before = await spent(llm)
             run = await play(llm.generate, load, prompts, num_streams)
-            runs.append(replace(run, step_s=await step_s(llm) - began_s))
+            step_s, scheduler_s = (await spent(llm) - before).tolist()
+            runs.append(replace(run, step_s=step_s, scheduler_s=scheduler_s))
     if load.dp > 1:
         return of_clients(options, runs, num_streams, load.dp)
     log = StepLog()
@@ -176,10 +183,11 @@ async def measure(
     ]
 
 
-async def step_s(llm: AsyncLLM) -> float:
-    """How long the engine's GPUs were in steps since its start, all together."""
+async def spent(llm: AsyncLLM) -> NDArray[np.float64]:
+    """What was spent since the engine's start, in s: GPUs in steps, all together; the Scheduler."""
     stats = await llm.stats()
-    return sum(stats[name]["compute_s"] for name in stats if name.startswith("gpu"))
+    in_steps_s = sum(stats[name]["compute_s"] for name in stats if name.startswith("gpu"))
+    return np.array([in_steps_s, stats["scheduler"]["scheduler_cpu_s"]])
 
 
 def of_floor(options: Options, runs: Sequence[Run], num_streams: int, floor_s: float) -> Figure:
@@ -209,6 +217,7 @@ def of_clients(
 
     wall_s = median([run.wall_s for run in runs])
     cached = median([cached_fraction(run) for run in runs])
+    scheduler = median([run.scheduler_s / run.wall_s for run in runs])
     in_steps = median([run.step_s / run.wall_s for run in runs]) / num_gpus
     ttft = [of_answers(percent, "ttft_ms") for percent in (50, 95)]
     tpot = of_answers(50, "tpot_ms")
@@ -235,6 +244,12 @@ def of_clients(
         ),
         Figure(name=f"prompt tokens cached, {streams}", value=cached, unit="1"),
         Figure(name=f"in steps, {streams}", value=in_steps, unit="1"),
+        Figure(
+            name=f"Scheduler's thread, {streams}",
+            value=scheduler,
+            unit="1",
+            max_value=options.bar(MAX_SCHEDULER_PART),
+        ),
     ]
 
 
@@ -256,7 +271,8 @@ def main(options: Options, streams: Sequence[int], changes: dict[str, Any]) -> i
     figures = []
     for num_streams in streams:
         figures += asyncio.run(measure(options, model, load, num_streams))
-    return options.report("turns", {"model": "dense_l16", **asdict(load)}, figures)
+    name = "turns" if load.dp == 1 else f"turns_dp{load.dp}"
+    return options.report(name, {"model": "dense_l16", **asdict(load)}, figures)
 
 
 def command() -> int:

@@ -74,6 +74,11 @@ class Options:
     results: Path = RESULTS
     commit: str | None = None
 
+    @property
+    def dtype_bytes(self) -> int:
+        """The bytes of a number that a model computes: bfloat16 on a GPU, float32 elsewhere."""
+        return 2 if self.device == "cuda" else 4
+
     def bar(self, value: float | None) -> float | None:
         """The bar, where it applies."""
         return None if self.is_tiny else value
@@ -99,6 +104,17 @@ def parse_options(description: str | None, device: str = "cuda", num_gpus: int =
     parser = make_parser(description)
     add_options(parser, Options(device=device))
     return options_of(parser.parse_args(), num_gpus)
+
+
+def parse_options_of_two(description: str | None) -> tuple[Options, int]:
+    """The same of two engines side by side, and how many GPUs both have together, half each."""
+    parser = make_parser(description)
+    add_options(parser, Options())
+    parser.add_argument("--ranks", type=count, default=2, help="GPUs of both engines together")
+    read = parser.parse_args()
+    if read.ranks % 2:
+        parser.error(f"--ranks is {read.ranks}; two engines need an even number")
+    return options_of(read, read.ranks), read.ranks
 
 
 def add_options(parser: argparse.ArgumentParser, defaults: Options) -> None:

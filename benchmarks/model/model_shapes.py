@@ -120,6 +120,33 @@ SHAPES: dict[str, ModelConfig] = {
         "intermediate_size": 2048,
         "num_nextn_predict_layers": 0,
     },
+    "deepseek-v3-l8": {
+        **_COMMON,
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "vocab_size": 129_280,
+        "num_hidden_layers": 8,
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "num_nextn_predict_layers": 0,
+        "quantization_config": FP8,
+    },
     "qwen3.6-35b-a3b-l12": {
         **{name: value for name, value in _COMMON.items() if name != "rope_theta"},
         "model_type": "qwen3_5_moe_text",
@@ -196,10 +223,20 @@ SHAPES: dict[str, ModelConfig] = {
 }
 """Qwen3 with 16 layers (64 KiB of KV per token), Qwen3-30B-A3B whole and cut to 12 layers,
 Qwen3.6-35B-A3B cut to 12 (9 of which keep a state, 18.8 MiB together), and
-attention of DeepSeek-V3 in all its layers (69 KiB per token), with small dense feed-forwards. The
+attention of DeepSeek-V3 in all its layers (69 KiB per token), with small dense feed-forwards, and
+DeepSeek-V3 as it is stored, cut to 3 dense layers and 5 of experts (56 GB of these). The
 models with windows are whole but for their vocabulary, and Gemma 2 with a longer context than its
 8192. `biased_moe_l12` has the experts of moe_l12 behind gpt-oss's router, whose bias makes some of
 them popular."""
+
+
+def token_bytes(model: ModelConfig, dtype_bytes: int) -> int:
+    """What a token's keys and values take in all layers, of a model without windows and states."""
+    if "kv_lora_rank" in model:
+        elements = int(model["kv_lora_rank"]) + int(model["qk_rope_head_dim"])
+    else:
+        elements = 2 * int(model["num_key_value_heads"]) * int(model["head_dim"])
+    return dtype_bytes * int(model["num_hidden_layers"]) * elements
 
 
 def write_config(shape: str, folder: Path) -> Path:

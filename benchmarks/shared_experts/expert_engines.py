@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -85,6 +85,16 @@ class Asker:
             await settle(self._llm.stats)
         return median(steady_tpot_ms(answers) for answers in rounds[1:])
 
+    async def step_over_device(self) -> float:
+        """The time of a decode step of all ranks' batches, over that on the slowest device.
+
+        Both are taken from one reading of the engine's figures to another, while all streams run.
+        """
+        async with Watch(self._llm) as watch:
+            answers = await self.batch(self._load.moving_output_tokens)
+        await settle(self._llm.stats)
+        return watch.step_over_device(*steady_span(answers))
+
     async def batch(self, output_tokens: int) -> list[Answer]:
         """One round of all ranks' batches; the first stream is watched token by token."""
         load = self._load
@@ -95,10 +105,14 @@ class Asker:
         return await ask_batch(self._llm.generate, drawn, output_tokens, SAMPLED)
 
 
+def steady_span(answers: Sequence[Answer]) -> tuple[float, float]:
+    """When all streams have begun, and when the first one ends."""
+    return max(each.first_s for each in answers), min(each.ended_s for each in answers)
+
+
 def steps_of(answers: Sequence[Answer]) -> list[tuple[float, float]]:
     """When each step of the first stream began and ended, while all streams generate."""
-    start_s = max(answer.first_s for answer in answers)
-    stop_s = min(answer.ended_s for answer in answers)
+    start_s, stop_s = steady_span(answers)
     arrivals_s = [time_s for time_s in answers[0].arrivals_s if start_s <= time_s <= stop_s]
     return list(pairwise(arrivals_s))
 
@@ -109,8 +123,8 @@ class Watch:
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._task: asyncio.Task[None] | None = None
-        self._seen: list[tuple[float, Mapping[str, float]]] = []
-        """When, and the Scheduler's figures."""
+        self._seen: list[tuple[float, Mapping[str, Any]]] = []
+        """When, and what the engine counts."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._poll())
@@ -125,14 +139,32 @@ class Watch:
         """Spans of time within which experts moved."""
         return [
             (start_s, end_s)
-            for (start_s, before), (end_s, after) in pairwise(self._seen)
+            for (start_s, before), (end_s, after) in pairwise(
+                (time_s, stats["scheduler"]) for time_s, stats in self._seen
+            )
             if after["expert_moves"] > before["expert_moves"]
             or before["expert_moves_left"]
             or after["expert_moves_left"]
         ]
 
+    def step_over_device(self, start_s: float, stop_s: float) -> float:
+        """The time between the first and last reading in a span, over that in steps.
+
+        Raises RuntimeError if there were fewer than two readings.
+        """
+        within = [each for each in self._seen if start_s <= each[0] <= stop_s]
+        if len(within) < 2:
+            raise RuntimeError("the engine's figures were read less than twice; generate more")
+        (began_s, before), (ended_s, after) = within[0], within[-1]
+        in_steps_s = [
+            after[name]["compute_s"] - before[name]["compute_s"]
+            for name in after
+            if name.startswith("gpu")
+        ]
+        return (ended_s - began_s) / max(in_steps_s)
+
     async def _poll(self) -> None:
         while True:
             stats = await self._llm.stats()
-            self._seen.append((time.monotonic(), stats["scheduler"]))
+            self._seen.append((time.monotonic(), stats))
             await asyncio.sleep(_POLL_S)

@@ -86,17 +86,17 @@ class StreamLoad:
     chunk_tokens: int
     page_size: int
     l1_tokens: int
-    l2_bytes: int
+    l2_tokens: int
     l3_bytes: int
 
-    def sections(self, l3_folder: str, num_ranks: int) -> dict[str, Any]:
+    def sections(self, l3_folder: str, num_ranks: int, token_bytes: int) -> dict[str, Any]:
         """The sections of the configuration, but for the model and the ranks."""
         longest = self.context_tokens + self.new_tokens + self.long_answer_tokens
         sections = engine_sections(
             max_model_len=longest + self.page_size,
             page_size=self.page_size,
             l1_pages=self.l1_tokens // self.page_size,
-            l2_bytes=self.l2_bytes,
+            l2_bytes=self.l2_tokens * token_bytes,
             chunk_tokens=self.chunk_tokens,
             max_running_requests=self.num_streams // num_ranks + self.num_streams // 8,
         )
@@ -145,7 +145,7 @@ FULL_STREAMS = StreamLoad(
     chunk_tokens=8192,
     page_size=64,
     l1_tokens=32_768,
-    l2_bytes=8 << 30,
+    l2_tokens=86_016,
     l3_bytes=48 << 30,
 )
 TINY_STREAMS = StreamLoad(
@@ -158,6 +158,6 @@ TINY_STREAMS = StreamLoad(
     chunk_tokens=64,
     page_size=16,
     l1_tokens=320,
-    l2_bytes=1 << 18,
+    l2_tokens=1024,
     l3_bytes=64 << 20,
 )
