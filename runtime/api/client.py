@@ -17,6 +17,7 @@ from raydix.runtime.api.recording import Recording
 from raydix.runtime.api.request_options import check_switch
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.names import check_name
 from raydix.runtime.config.paths import require_absolute_l3, resolve_l3
 
 
@@ -67,6 +68,8 @@ class AsyncLLM(ModelHandle):
 
         Raises ConfigError, CheckpointError or EngineDead.
         """
+        if name is not None:
+            check_name(name, "name")
         gateway = gateway_settings(listen, secret_file)
         config = load_config(source, sections)
         name = f"private-{uuid.uuid4().hex[:8]}" if name is None else name

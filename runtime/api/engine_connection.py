@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from raydix.errors import EngineDead, RaydixError
@@ -20,6 +20,7 @@ from raydix.runtime.api.line_router import LineRouter
 from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.served_model import OtherModel, ServedModel
+from raydix.runtime.api.service_name import ServiceMembers
 from raydix.runtime.api.versions import Versions
 from raydix.runtime.config.policies import RoutingPolicyName
 from raydix.runtime.routing.policies import policy_of
@@ -38,8 +39,6 @@ and a link to begin with.
 """
 logger = logging.getLogger(__name__)
 
-FindMembers = Callable[[], Awaitable[Sequence[EnginePlace]]]
-
 
 class EngineConnection:
     """Owns: the clients of the engines at some places, which serve one model.
@@ -53,7 +52,7 @@ class EngineConnection:
     def __init__(
         self,
         places: Sequence[EnginePlace],
-        members: "FindMembers | None" = None,
+        members: ServiceMembers | None = None,
         routing: RoutingPolicyName = RoutingPolicyName.KV,
     ) -> None:
         """`members`: finds the places of a service, whose engines come and go."""
@@ -197,9 +196,9 @@ class EngineConnection:
         """Know the engines that a service has now. Raises EngineDead if it has none."""
         if self._members is None:
             return
-        self._meet(await self._members())
+        self._meet(await self._members.find())
         if not self.engines:
-            raise EngineDead("The service has no engine at the moment. Try again later.")
+            raise self._members.nobody("at the moment", "Try again later, or correct its name")
 
     def _meet(self, places: Sequence[EnginePlace]) -> list[FoundEngine]:
         """Know the engines at these places from now on, and no others. Returns the new ones."""
@@ -212,7 +211,7 @@ class EngineConnection:
         self._gone = {name: error for name, error in self._gone.items() if name in names}
         return new
 
-    async def _watch_members(self, members: "FindMembers") -> None:
+    async def _watch_members(self, members: ServiceMembers) -> None:
         """Connect to the engines that come; give up once there has been none for a while."""
         last_s = time.monotonic()
         while True:
@@ -221,7 +220,7 @@ class EngineConnection:
             if client is None:
                 return
             try:
-                for engine in self._meet(await members()):
+                for engine in self._meet(await members.find()):
                     self._recover(engine)
             except RaydixError as error:
                 logger.warning("%s", error)
@@ -230,9 +229,7 @@ class EngineConnection:
             if self.engines or not client.is_closed:
                 last_s = now_s
             elif now_s - last_s > _NOBODY_S:
-                self._versions.give_up(
-                    EngineDead(f"The service has had no engine for {_NOBODY_S:g} s. Ask anew.")
-                )
+                self._versions.give_up(members.nobody(f"since {_NOBODY_S:g} s", "Ask anew"))
                 last_s = now_s
 
     async def _find(self, engine: FoundEngine) -> EngineHandle:

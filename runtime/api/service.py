@@ -12,7 +12,7 @@ from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.explained import explained
 from raydix.runtime.api.model_handle import ModelHandle
 from raydix.runtime.api.request_options import check_switch
-from raydix.runtime.api.service_name import ServiceName, find_places
+from raydix.runtime.api.service_name import ServiceMembers, ServiceName
 from raydix.runtime.config.paths import require_absolute_l3
 from raydix.runtime.config.policies import RoutingPolicyName
 
@@ -41,7 +41,7 @@ class AsyncService(ModelHandle):
         policy = _routing_of(routing)
         if isinstance(engines, ServiceName):
             self.name = engines.name
-            members = partial(find_places, engines.name, cluster)
+            members = ServiceMembers(engines.name, cluster)
             super().__init__(EngineConnection([], members, policy))
             return
         addresses = dict(engines if isinstance(engines, Mapping) else dict.fromkeys(engines))

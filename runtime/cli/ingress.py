@@ -28,6 +28,7 @@ from raydix.runtime.cli.listen_options import SecretFile, split_connect
 from raydix.runtime.cli.options import Address
 from raydix.runtime.cli.serve import LogJson
 from raydix.runtime.cli.stop_signal import until_stopped
+from raydix.runtime.config.names import check_name
 from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
@@ -110,13 +111,21 @@ def engines_by_model(engines: Sequence[str]) -> dict[str | None, list[str]]:
             f"{', '.join(by_model[None])} is of no model, but others are. Write MODEL=NAME for "
             "each engine, or for none."
         )
-    names = [split_connect(name)[0] for each in by_model.values() for name in each]
+    if "" in by_model or not all(map(all, by_model.values())):
+        raise ConfigError("An engine is named without its model or name; expected MODEL=NAME.")
+    names = [_name_of(name) for each in by_model.values() for name in each]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{', '.join(twice)} is named twice; expected each engine once.")
-    if "" in by_model or not all(names):
-        raise ConfigError("An engine is named without its model or name; expected MODEL=NAME.")
     return by_model
+
+
+def _name_of(engine: str) -> str:
+    """Under which name an engine or a whole service is named once. Raises ConfigError."""
+    if not engine.endswith(_ALL):
+        return split_connect(engine)[0]
+    check_name(engine.removesuffix(_ALL), f"The service of {engine}")
+    return engine
 
 
 def service_of(

@@ -7,6 +7,7 @@ import typer
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.config.names import NAMES_ARE, is_engine_name
 
 Listen = Annotated[
     str | None,
@@ -30,6 +31,11 @@ SecretFile = Annotated[
 def split_connect(connect: str) -> tuple[str, str | None]:
     """Name and address of `NAME@HOST:PORT`; of `NAME` the address is None. Raises ConfigError."""
     name, at, address = connect.partition("@")
+    if not is_engine_name(name):
+        raise ConfigError(
+            f"The engine is named {connect!r:.120}; expected NAME or NAME@HOST:PORT. NAME is "
+            f"{NAMES_ARE}; behind that of a service there may be /NUMBER."
+        )
     if not at:
         return connect, None
     try:
@@ -38,6 +44,4 @@ def split_connect(connect: str) -> tuple[str, str | None]:
         raise ConfigError(
             f"The engine is named {connect!r}: {error} Expected NAME or NAME@HOST:PORT."
         ) from error
-    if not name:
-        raise ConfigError(f"The engine is named {connect!r}; expected NAME or NAME@HOST:PORT.")
     return name, address

@@ -7,6 +7,7 @@ import typer
 from raydix.errors import ConfigError
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import apply_set, load_config
+from raydix.runtime.config.names import check_name
 from raydix.runtime.config.values import parse_size
 
 METRICS_PORT = 9477
@@ -34,7 +35,21 @@ Settings = Annotated[
         "--set", help="Set one key: cache.l1.num_pages=64. Repeatable.", metavar="KEY=VALUE"
     ),
 ]
-Name = Annotated[str, typer.Option("--name", help="Name of the engine that is started.")]
+
+
+def _checked_name(name: str) -> str:
+    check_name(name, "--name")
+    return name
+
+
+Name = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        callback=_checked_name,
+        help="Name of the engine or service that is started: letters, digits, '.', '_' and '-'.",
+    ),
+]
 Address = Annotated[
     str | None,
     typer.Option(help="Address of the Ray cluster. Default: the one at hand, else a private one."),

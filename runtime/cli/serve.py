@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -246,13 +245,13 @@ async def _tell_ready(engine: "AsyncLLM", name: str) -> None:
     logger.info(
         "engine %s is ready: raydix generate --connect %s --prompt ...   Ctrl-C stops it",
         name,
-        shlex.quote(name),
+        name,
     )
     listens_at = await engine.listens_at()
     if listens_at is not None:
         logger.info(
             "for clients elsewhere: raydix generate --connect %s@%s --secret-file FILE ...",
-            shlex.quote(name),
+            name,
             _dialled(listens_at),
         )
 

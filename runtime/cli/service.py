@@ -15,6 +15,7 @@ from raydix.runtime.cli.service_roles import configs_by_role
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.config.names import check_name, name_part
 from raydix.runtime.config.policies import RoutingPolicyName
 
 if TYPE_CHECKING:
@@ -100,19 +101,17 @@ def service_names(name: str, models: Sequence[str]) -> dict[str, str]:
 
     Raises ConfigError.
     """
-    from raydix.runtime.actors.service.names import check_service_name
-
     if len(models) == 1:
         names = {models[0]: name}
     else:
-        names = {model: f"{name}-{model.replace('/', '-')}" for model in models}
+        names = {model: f"{name}-{name_part(model)}" for model in models}
     if len(set(names.values())) < len(models):
         raise ConfigError(
             f"Two of the models {', '.join(models)} would be services of one name. Give them other "
             "names by --model-name."
         )
-    for each in names.values():
-        check_service_name(each)
+    for model, each in names.items():
+        check_name(each, "--name" if len(names) == 1 else f"the service of model {model!r}")
     return names
 
 

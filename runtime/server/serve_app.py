@@ -27,6 +27,7 @@ from raydix.runtime.actors.supervision.restarts import DRAIN_S
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.api.service_name import ServiceName
+from raydix.runtime.config.names import check_name
 from raydix.runtime.config.policies import RoutingPolicyName
 from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.server.app import build_app
@@ -184,6 +185,8 @@ def _engines_of(arguments: ServeArguments) -> Mapping[str, AsyncLLM | AsyncServi
                 "models names services with what clients call their models. Leave out service and "
                 "model_name."
             )
+        for model, service in arguments.models.items():
+            check_name(service, f"the service of {model} in models")
         return {
             model: AsyncService(ServiceName(service), routing=arguments.routing)
             for model, service in arguments.models.items()
@@ -192,5 +195,6 @@ def _engines_of(arguments: ServeArguments) -> Mapping[str, AsyncLLM | AsyncServi
     if arguments.service is None:
         handle = AsyncLLM(arguments.engine, arguments.address, arguments.secret_file)
     else:
+        check_name(arguments.service, "service")
         handle = AsyncService(ServiceName(arguments.service), routing=arguments.routing)
     return {arguments.model_name or handle.name: handle}

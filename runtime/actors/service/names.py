@@ -2,18 +2,7 @@
 
 from collections.abc import Iterable
 
-from raydix.errors import ConfigError
-
 _MARK = "/"
-
-
-def check_service_name(name: str) -> None:
-    """Raise ConfigError unless engines can be called after a service of this name."""
-    if _MARK in name:
-        raise ConfigError(
-            f"--name is {name}; the engines of a service are called NAME{_MARK}1, NAME{_MARK}2 and "
-            f"so on, so expected is a name without {_MARK}."
-        )
 
 
 def engine_name(service: str, number: int) -> str:

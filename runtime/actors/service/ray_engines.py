@@ -4,7 +4,7 @@ import ray
 from ray.exceptions import RayError
 
 from raydix.errors import EngineDead
-from raydix.runtime.actors.bootstrap.cluster import find_cluster
+from raydix.runtime.actors.bootstrap.cluster import find_cluster, is_to_be_private
 from raydix.runtime.actors.service.names import number_in
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind
 
@@ -17,6 +17,11 @@ def engines_of(service: str, address: str | None = None) -> list[str]:
 
     In the order of their numbers. Raises EngineDead if the cluster cannot be asked.
     """
+    if is_to_be_private(address):
+        raise EngineDead(
+            f"no Ray cluster is named where service {service} could run. Name it by its HOST:PORT "
+            "(--address, or cluster=... in Python), or run this as a job of it."
+        )
     find_cluster(address, service)
     try:
         actors = ray.util.list_named_actors(all_namespaces=True)

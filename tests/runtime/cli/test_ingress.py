@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from raydix.runtime.actors.service import ray_engines
 from raydix.runtime.cli.ingress import engines_by_model
 
 
@@ -16,6 +17,11 @@ from raydix.runtime.cli.ingress import engines_by_model
         (["left", "--http", "localhost:99999"], "--http: the port of 'localhost:99999' is 99999"),
         (["a=left", "b=left"], "left is named twice"),
         (["a=left", "right"], "right is of no model, but others are"),
+        (["bad name"], "is named 'bad name'; expected NAME or NAME@HOST:PORT. NAME is up to 100"),
+        (["a=prod/x"], "behind that of a service there may be /NUMBER"),
+        (["a=bad name/*"], "The service of bad name/* is 'bad name'; expected up to 100 letters"),
+        (["a=/*"], "The service of /* is ''; expected up to 100 letters"),
+        (["a="], "expected MODEL=NAME"),
         (["=left"], "expected MODEL=NAME"),
         (["a=prod/*", "a=left"], "prod/* is a whole service"),
         (["a=left", "--model-name", "b"], "both say what the models are called"),
@@ -29,6 +35,17 @@ def test_wrong_words_are_told_with_what_was_expected(
     error = capsys.readouterr().err
     assert error.startswith("ConfigError: ")
     assert problem in " ".join(error.split())
+
+
+def test_a_service_of_no_cluster_is_told_what_to_name(
+    run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_engines, "is_to_be_private", lambda address: True)
+
+    assert run("ingress", "a=prod/*", "--http", "127.0.0.1:0") == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "no Ray cluster is named where service prod could run. Name it by its HOST:PORT" in told
 
 
 def test_engines_are_of_the_models_that_their_words_name() -> None:

@@ -54,6 +54,15 @@ def test_an_engine_that_gives_up_ends_serve_with_one_line_that_says_why(
     assert cluster.handle.is_shut_down
 
 
+def test_what_is_no_name_is_refused_before_anything_starts(
+    run: Callable[..., int], cluster: FakeCluster, checkpoint: str, capsys: pytest.CaptureFixture
+) -> None:
+    for more in ([], ["--nodes", "2"]):
+        assert run("serve", checkpoint, "--name", "bad name/1", *more) == 1
+        told = capsys.readouterr().err
+        assert "--name is 'bad name/1'; expected up to 100 letters, digits, '.', '_' and" in told
+
+
 def test_an_engine_that_was_stopped_ends_serve_without_an_error(
     run: Callable[..., int],
     cluster: FakeCluster,
@@ -96,9 +105,9 @@ def test_it_is_told_what_clients_elsewhere_dial(
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu7")
     fate.append(lambda: os.kill(os.getpid(), signal.SIGINT))
     cluster.handle.listens_at = "[::]:8901"
-    assert run("serve", checkpoint, "--name", "my engine") == 0
-    assert "is ready: raydix generate --connect 'my engine' " in caplog.text
-    assert "clients elsewhere: raydix generate --connect 'my engine'@gpu7:8901 " in caplog.text
+    assert run("serve", checkpoint, "--name", "my.engine") == 0
+    assert "is ready: raydix generate --connect my.engine " in caplog.text
+    assert "clients elsewhere: raydix generate --connect my.engine@gpu7:8901 " in caplog.text
 
 
 def own_port(monkeypatch: pytest.MonkeyPatch) -> int:

@@ -47,10 +47,14 @@ def test_several_models_are_services_of_one_engine_each_unless_more_are_asked_fo
 def test_services_are_called_after_their_models_where_there_are_several() -> None:
     assert service_names("prod", ["chat"]) == {"chat": "prod"}
     assert service_names("prod", ["a", "b"]) == {"a": "prod-a", "b": "prod-b"}
+    assert service_names("prod", ["a b:c", "b"]) == {"a b:c": "prod-a-b-c", "b": "prod-b"}
     assert service_names("prod", ["org/a", "b"]) == {"org/a": "prod-org-a", "b": "prod-b"}
     with pytest.raises(ConfigError, match="other names by --model-name"):
         service_names("prod", ["org/a", "org-a"])
-    with pytest.raises(ConfigError, match="a name without /"):
+    with pytest.raises(
+        ConfigError,
+        match="the service of model 'a' is 'prod/x-a'; expected up to",
+    ):
         service_names("prod/x", ["a", "b"])
 
 

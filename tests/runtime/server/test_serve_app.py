@@ -70,6 +70,14 @@ def test_a_service_is_named_in_place_of_an_engine(key_file: Path) -> None:
     assert handle.__reduce__()[1][-1] == "session"
 
 
+@pytest.mark.parametrize("named", [{"service": "a b"}, {"models": {"chat": "a/1"}}])
+def test_services_that_can_have_no_such_name_are_refused(
+    key_file: Path, named: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="expected up to 100 letters, digits"):
+        app(ServeArguments.model_validate({**named, "keys": key_file}))
+
+
 def test_models_are_those_of_several_services(key_file: Path) -> None:
     arguments: dict[str, Any] = {"models": {"chat": "prod-a", "code": "prod-b"}, "keys": key_file}
     bound: Any = app(ServeArguments.model_validate(arguments))

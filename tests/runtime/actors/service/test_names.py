@@ -1,10 +1,6 @@
 """What engines of a service are called."""
 
-import pytest
-
-from raydix.errors import ConfigError
 from raydix.runtime.actors.service.names import (
-    check_service_name,
     engine_name,
     next_number,
     number_in,
@@ -25,9 +21,3 @@ def test_other_names_are_of_no_service() -> None:
 def test_the_next_number_is_new() -> None:
     assert next_number("s", []) == 1
     assert next_number("s", ["s/2", "s/7", "t/9", "s"]) == 8
-
-
-def test_a_service_has_no_name_that_one_of_its_engines_could_have() -> None:
-    check_service_name("prod")
-    with pytest.raises(ConfigError, match="expected is a name without /"):
-        check_service_name("prod/1")
