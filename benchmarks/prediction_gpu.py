@@ -4,10 +4,10 @@
     python -m benchmarks.prediction --device cpu --tiny          # a tiny model in one process
 
 An engine with random weights is measured as `raydix profile` does it, by prompts of random tokens.
-Then it serves pieces of two traces, a block as a page of 64 tokens, through a few streams, in each
-of which the next request follows the last answer. The pieces need 0.7, 1.4 and 2.8 times the pages
-of L1; L2 has one and a half times as many, and is emptied before each piece. The simulator is told
-the profile, the engine's configuration and the piece.
+Then it serves requests of two traces in turn, a block as a page of 64 tokens, through a few
+streams, in each of which the next request follows the last answer: three times, so many that they
+need 2.8, 5.6 and 11.2 times the pages of L1. L2 has one and a half times as many, and both are
+emptied before. The simulator is told the profile, the engine's configuration and the requests.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,14 +45,14 @@ from raydix.runtime.cli.simulated_service import service_of
 from raydix.runtime.cli.source_table import by_tier
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.foresight.simulator.profile import Profile
-from raydix.runtime.foresight.simulator.requests import ClientRequest, requests_of
+from raydix.runtime.foresight.simulator.requests import ClientRequest
 from raydix.runtime.foresight.simulator.simulation import Simulation
-from raydix.runtime.foresight.traces import BLOCK_TOKENS, read_trace
+from raydix.runtime.foresight.traces import read_trace
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.testing.llm import InProcessLLM
 
 TRACES = Path(__file__).parent / "traces"
-TIMES_L1 = (0.7, 1.4, 2.8)
+TIMES_L1 = (2.8, 5.6, 11.2)
 L2_OF_L1 = 1.5
 MAX_POINTS = 2.0
 MAX_OFF = {50: 15.0, 90: 25.0}
@@ -73,12 +73,12 @@ class ServingEngine(MeasuredEngine, Protocol):
 class Sizes:
     """The engine, and what is asked of it."""
 
-    l1_pages: int = 6000
+    l1_pages: int = 1500
     page_size: int = 64
     max_blocks: int = 96
     """Longer prompts end there."""
     answer_tokens: int = 16
-    num_streams: int = 4
+    num_streams: int = 8
     chunk_tokens: int = 8192
     max_model_len: int = 16_384
     l2_page_bytes: int = 4 << 20
@@ -124,43 +124,48 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Requests of a trace."""
+    """Requests of both traces."""
 
     name: str
     requests: list[ClientRequest]
 
 
 def pieces(sizes: Sizes) -> Iterator[Piece]:
-    """The pieces of each trace, the smallest first."""
-    for times_l1, trace in itertools.product(TIMES_L1, ("conversation", "agentic")):
-        requests = _requests(trace, sizes, round(times_l1 * sizes.l1_pages))
-        yield Piece(name=f"{trace}:{times_l1:g}", requests=requests)
+    """The pieces, the smallest first."""
+    traces = [_blocks_of(trace, skipped, sizes) for trace, skipped in SKIPPED_BLOCKS.items()]
+    in_turn = list(itertools.chain.from_iterable(zip(*traces, strict=False)))
+    for times_l1 in TIMES_L1:
+        requests = _requests(in_turn, sizes, round(times_l1 * sizes.l1_pages))
+        yield Piece(name=f"{times_l1:g}", requests=requests)
 
 
-def _requests(trace: str, sizes: Sizes, num_pages: int) -> list[ClientRequest]:
+def _blocks_of(trace: str, skipped: int, sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    """The blocks of each prompt that is left, named apart from those of the other trace."""
+    other = list(SKIPPED_BLOCKS).index(trace)
+    for request in read_trace(TRACES / f"{trace}.jsonl.gz"):
+        if blocks := request.blocks[skipped : skipped + sizes.max_blocks]:
+            yield tuple(len(SKIPPED_BLOCKS) * block + other for block in blocks)
+
+
+def _requests(
+    prompts: Sequence[tuple[int, ...]], sizes: Sizes, num_pages: int
+) -> list[ClientRequest]:
     """The first requests that need so many pages, in streams."""
-    skipped, taken = SKIPPED_BLOCKS[trace], list[ClientRequest]()
+    taken: list[ClientRequest] = []
     needed: set[int] = set()
-    whole = read_trace(TRACES / f"{trace}.jsonl.gz")
-    for request in requests_of(whole, BLOCK_TOKENS, is_closed_loop=False):
-        blocks = request.blocks[skipped : skipped + sizes.max_blocks]
-        if not blocks:
-            continue
+    for number, blocks in enumerate(prompts):
         if len(needed) >= num_pages:
             break
         needed.update(blocks)
-        number = len(taken)
         taken.append(
-            replace(
-                request,
-                block_tokens=sizes.page_size,
+            ClientRequest(
                 blocks=blocks,
+                block_tokens=sizes.page_size,
                 num_prompt_tokens=sizes.page_size * len(blocks),
                 num_answer_tokens=sizes.answer_tokens,
+                session=str(number % sizes.num_streams),
                 arrival_s=0.0,
                 follows=number - sizes.num_streams if number >= sizes.num_streams else None,
-                pause_s=0.0,
-                answered={},
             )
         )
     return taken
