@@ -20,6 +20,7 @@ from raydix.runtime.messages.host import ObjectsDone, ToHost
 from raydix.runtime.messages.mirror import MirrorUpdate
 from tests.simulation.hints import check_pins
 from tests.simulation.pulls import Pulls
+from tests.simulation.reuse_watch import ReuseWatch
 from tests.simulation.touch_order import TouchOrderWatch
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class HostProcess:
             else FormerArena(int32_array(node.generations), tuple(node.arena_users)),
         )
         self._watch = TouchOrderWatch()
+        self._reuse = ReuseWatch(self.core._index) if self.core._index._reuse else None
         self._num_slabs_taken = 0
         self._turns = Turns(
             world.clock,
@@ -179,6 +181,8 @@ class HostProcess:
         if self._world.is_check_due(len(heard)):
             self.core.check()
             check_pins(self.core)
+            if self._reuse is not None:
+                self._reuse.check()
 
     def _hear(
         self, core: HostMemoryCore, event: host_events.HostEvent

@@ -15,6 +15,7 @@ from raydix.runtime.scheduler.expert_plans import plan_experts
 from raydix.runtime.scheduler.phase import Phase
 from tests.simulation.batches import check_plans
 from tests.simulation.client_links import ClientAsking, ClientLink
+from tests.simulation.ends_watch import EndsWatches
 from tests.simulation.followers import Followers
 from tests.simulation.grammars import ModelledCompilers
 from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
@@ -56,7 +57,7 @@ class SchedulerProcess:
         self.core = SchedulerCore(self._cluster.settings, phase)
         self.followers = Followers(self._cluster, self.core)
         self._early_loads, self._drains = EarlyLoadLaw(self.core), DrainLaw(self.core)
-        self._recording = RecordingLaw(self.core)
+        self._recording, self._ends = RecordingLaw(self.core), EndsWatches(self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
         self._compilers = ModelledCompilers(self._cluster)
@@ -210,6 +211,7 @@ class SchedulerProcess:
         for event in heard:
             self.core.hear(event, self._cluster.now_s)
             self._early_loads.after_hearing()
+            self._ends.after_event()
             for named in self._named_pages:
                 named.forget_done(event)
         self._decide(heard)
@@ -240,6 +242,7 @@ class SchedulerProcess:
             check_hints(self.core)
             check_turns(self.core, self._cluster.clock.now_s)
             check_asleep(self.core)
+            self._ends.check()
             self.followers.compare()
             for named in self._named_pages:
                 named.check()

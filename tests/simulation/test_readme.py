@@ -9,6 +9,7 @@ import pytest
 from tests.simulation import (
     test_batch_mutants,
     test_device,
+    test_eviction_mutants,
     test_expert_mutants,
     test_follower_mutants,
     test_grammar_mutants,
@@ -43,6 +44,7 @@ ROWS = re.findall(
         test_grammar_mutants,
         test_hand_overs,
         test_device,
+        test_eviction_mutants,
     ],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
