@@ -134,10 +134,9 @@ class Asker:
         return found
 
     async def ask_on(self, first: int, stop: asyncio.Event) -> None:
-        """Ask for one context after the other until it is to stop."""
+        """Ask for one context after the other until it is to stop, or one is lost."""
         number = first
-        while not stop.is_set():
-            await self.ask(number % len(self._prompts))
+        while not stop.is_set() and await self.ask(number % len(self._prompts)) is not None:
             number += 1
 
 

@@ -3,10 +3,14 @@
 A folder has an artefact for each identity: model, settings, GPU and versions. Nothing in it is
 believed by its name: the identity is compared word by word, and every file with its digest. Triton
 then looks for a kernel by the digest of its source and options, as it always does.
+
+Which variants a model has takes seconds to find out, so they are written down in Triton's cache,
+too, by the same identity.
 """
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,6 +108,30 @@ def read_artefact(folder: Path, identity: Identity) -> Artefact | str:
     return Artefact(variants, contents)
 
 
+def keep_variants(identity: Identity, variants: Sequence[Variant]) -> None:
+    """Write down in Triton's cache which variants there are, for whoever starts next."""
+    told = {
+        "identity": dict(identity),
+        "variants": [[each.kernel, each.specialization] for each in variants],
+    }
+    path = _list(identity)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may write the same at once.
+    written = path.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(told))
+    written.replace(path)
+
+
+def kept_variants(identity: Identity) -> tuple[Variant, ...] | None:
+    """What was written down for this identity; None if there is nothing, or nothing readable."""
+    try:
+        told = json.loads(_list(identity).read_text())
+        variants = tuple(Variant(*each) for each in told["variants"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return variants if told["identity"] == dict(identity) else None
+
+
 @contextmanager
 def compiling_into(cache: Path) -> Iterator[None]:
     """Meanwhile Triton's cache is that folder."""
@@ -112,6 +140,10 @@ def compiling_into(cache: Path) -> Iterator[None]:
         yield
     finally:
         knobs.cache.dir = before
+
+
+def _list(identity: Identity) -> Path:
+    return Path(knobs.cache.dir) / f"{_name(identity)}.variants"
 
 
 def _name(identity: Identity) -> str:

@@ -175,20 +175,26 @@ def build_kernels(
     gpu: "TargetGpu",
     folder: Path | None = None,
 ) -> BuiltKernels:
-    """Find the variants of a model, and put all of them into Triton's cache.
+    """Find the variants of a model, and put all of them into Triton's cache, with their list.
 
     `folder`: of artefacts, of which the one for this model, GPU and versions has both.
     """
-    from raydix.kernels.compiling.artefact import Artefact, read_artefact
+    from raydix.kernels.compiling.artefact import (
+        Artefact,
+        keep_variants,
+        kept_variants,
+        read_artefact,
+    )
     from raydix.kernels.compiling.processes import Compilers
     from raydix.kernels.compiling.variants import compiling_for
     from raydix.runtime.model.steps.step_variants import identify, model_variants
 
     began_s = time.monotonic()
     shape = _shape_of(config, checkpoint, gpu)
+    identity = identify(*shape, gpu)
     left_aside: str | None = None
     if folder is not None:
-        artefact = read_artefact(folder, identify(*shape, gpu))
+        artefact = read_artefact(folder, identity)
         if isinstance(artefact, Artefact):
             artefact.install()
             return BuiltKernels(
@@ -200,11 +206,14 @@ def build_kernels(
         # It may have been unpacked here under another name.
         left_aside = artefact.replace(str(folder), config.model.kernels or str(folder))
 
+    kept = kept_variants(identity)
     num_processes = min(_num_cores(), _MAX_PROCESSES)
     with compiling_for(gpu), Compilers(num_processes, end_with_parent) as compilers:
-        variants = model_variants(*shape, compilers.begin)
+        variants = model_variants(*shape, compilers.begin) if kept is None else kept
         found_s = time.monotonic()
         compiled = compilers.finish(variants)
+    if kept is None:
+        keep_variants(identity, variants)
     return BuiltKernels(
         variants=variants,
         compiled=compiled,

@@ -9,6 +9,7 @@ from raydix.errors import ConfigError
 from raydix.kernels.compiling.artefact import compiling_into, write_artefact
 from raydix.kernels.compiling.variants import TargetGpu, Variant
 from raydix.runtime.actors.kernel_build import build_kernels, write_kernels
+from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.steps.step_variants import identify
@@ -66,3 +67,31 @@ def test_every_word_of_an_identity_counts(tmp_path: Path) -> None:
     assert [name for name in base if base[name] != shorter[name]] == ["sizes"]
     wider = identity(dtype="float32")
     assert [name for name in base if base[name] != wider[name]] == ["dtype"]
+
+
+def test_variants_are_found_once_and_then_known_by_their_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int | None] = []
+
+    def find(config: EngineConfig, *_: object) -> tuple[Variant, ...]:
+        sizes.append(config.model.max_model_len)
+        return ()
+
+    monkeypatch.setattr("raydix.runtime.model.steps.step_variants.model_variants", find)
+    folder = write_config("dense_l16", tmp_path / "model")
+
+    def build(max_model_len: int) -> None:
+        model = {"path": str(folder), "device": "cuda", "max_model_len": max_model_len}
+        config = load_config({"model": model, "cache": {"l2": None}})
+        with compiling_into(tmp_path / "cache"):
+            assert build_kernels(config, read_checkpoint_config(folder), HOPPER).variants == ()
+
+    for max_model_len in (4096, 4096, 2048, 4096):
+        build(max_model_len)
+    assert sizes == [4096, 2048]
+
+    for path in (tmp_path / "cache").glob("*.variants"):
+        path.write_text("[")
+    build(4096)
+    assert sizes == [4096, 2048, 4096]
