@@ -23,13 +23,14 @@ from benchmarks.engine.engines import (
     GREEDY,
     Options,
     Prompts,
+    add_options,
     dummy_config,
     engine_sections,
-    parse_options,
+    options_of,
     settle,
 )
 from benchmarks.model.model_shapes import ModelConfig, token_bytes
-from benchmarks.records.command_line import run
+from benchmarks.records.command_line import count, make_parser, run
 from benchmarks.records.record import Figure
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.sampling_params import OutputKind
@@ -293,12 +294,27 @@ async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Fi
         return figures + await measure_turns(both)
 
 
-def main(options: Options) -> int:
+def main(options: Options, num_cycles: int | None, num_turns: int | None) -> int:
     """Measure and report."""
     sizes, model = (TINY, SMALL) if options.is_tiny else (FULL, DENSE_L16)
+    sizes = replace(
+        sizes,
+        num_cycles=num_cycles or sizes.num_cycles,
+        num_turns=num_turns or sizes.num_turns,
+    )
     figures = asyncio.run(measure(options, sizes, model))
     return options.report("sleep", {"model": "dense_l16", **asdict(sizes)}, figures)
 
 
+def command() -> int:
+    """Read the command line and measure."""
+    command_line = make_parser(__doc__)
+    add_options(command_line, Options())
+    command_line.add_argument("--cycles", type=count, help="of sleep, beside requests")
+    command_line.add_argument("--turns", type=count, help="of two models")
+    read = command_line.parse_args()
+    return main(options_of(read), read.cycles, read.turns)
+
+
 if __name__ == "__main__":
-    run(lambda: main(parse_options(__doc__)))
+    run(command)
