@@ -15,13 +15,19 @@ from ray.exceptions import RayError
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import reaper
 from raydix.runtime.actors.bootstrap.cluster_address import require_cluster
+from raydix.runtime.actors.bootstrap.head_watch import watch_head
 from raydix.runtime.actors.engine_record import running_names
 from raydix.runtime.actors.private_folder import PrivateFolder
+from raydix.runtime.actors.process import exit_process
 from raydix.runtime.actors.supervision.spawn import NAMESPACE
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.sections import RaySection
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
+
+_RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Ray's setting of the seconds after which it ends a process whose head is silent."""
+_RECONNECT_S = 60.0
 
 
 class PrivateCluster:
@@ -180,6 +186,17 @@ def _connect(address: str) -> None:
             f"authentication, set "
             "RAY_AUTH_MODE=token and provide its token; if it has not, set RAY_AUTH_MODE=disabled."
         ) from error
+    _watch_head()
+
+
+def _watch_head() -> None:
+    """Say it if the cluster that this process has joined loses its head."""
+    head = ray.get_runtime_context().gcs_address
+
+    def is_ours() -> bool:
+        return ray.is_initialized() and ray.get_runtime_context().gcs_address == head
+
+    watch_head(head, float(os.environ.get(_RECONNECT) or _RECONNECT_S), is_ours, exit_process)
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnschedulableError,
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    RayActorError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+    RpcError,
+)
 
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.cluster import PrivateCluster
@@ -18,6 +28,17 @@ from raydix.runtime.actors.supervision.engine_facts import ClientFacts
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_name
 
 logger = logging.getLogger(__name__)
+
+_LOST_NODE = (
+    NodeDiedError,
+    LocalRayletDiedError,
+    ActorUnschedulableError,
+    RpcError,
+)
+"""What Ray raises where a node, or all of the cluster, is not there any more."""
+_NO_ANSWER = re.compile(r"GCS|connect")
+"""What Ray says of a head that does not answer, by an error that has other causes, too."""
+_NODE_IS_LOST = re.compile(r"\bnode (?:\S+ )?(?:has )?(?:died|was (?:dead|terminated|lost))", re.I)
 
 
 def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
@@ -33,6 +54,13 @@ def typed_error(error: RayError | RaydixError, who: str) -> RaydixError:
         return error
     if isinstance(error, RayActorError | GetTimeoutError):
         return EngineDead(f"{who} is gone: {_brief(error)}")
+    is_silent = isinstance(error, RaySystemError) and _NO_ANSWER.search(str(error)) is not None
+    if isinstance(error, _LOST_NODE) or is_silent:
+        return EngineDead(
+            f"{who} cannot be reached: a node of the Ray cluster was lost, or its head "
+            f"({_first_line(error)}). ray status shows what is left; start what is missing again, "
+            "and then this."
+        )
     return RaydixError(f"{who}: {error}")
 
 
@@ -40,8 +68,14 @@ def _brief(error: RayError) -> str:
     """The error's text without the paragraph of guesses that Ray adds when a process has died."""
     if not isinstance(error, RayActorError) or error.actor_init_failed:
         return str(error)
+    if _NODE_IS_LOST.search(str(error)) is not None:
+        return "the node of the Ray cluster where it ran was lost; start it again on another one"
     exit_type = re.search(r"Worker exit type: (\w+)", str(error))
     return "its process ended" if exit_type is None else f"its process ended, {exit_type[1]}"
+
+
+def _first_line(error: RayError) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def find_supervisor(engine: str) -> Any:

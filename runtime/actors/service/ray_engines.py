@@ -5,6 +5,7 @@ from ray.exceptions import RayError
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.cluster import find_cluster, is_to_be_private
+from raydix.runtime.actors.bootstrap.engine_handle import typed_error
 from raydix.runtime.actors.service.names import number_in
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind
 
@@ -26,7 +27,7 @@ def engines_of(service: str, address: str | None = None) -> list[str]:
     try:
         actors = ray.util.list_named_actors(all_namespaces=True)
     except RayError as error:
-        raise EngineDead(f"the Ray cluster does not tell its engines: {error}") from error
+        raise typed_error(error, f"service {service}") from error
     names = [
         each["name"][len(_FIRST) : -len(_LAST)]
         for each in actors

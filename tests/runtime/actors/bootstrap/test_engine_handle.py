@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError, RpcError
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
@@ -224,6 +224,40 @@ def test_ray_s_paragraph_about_a_dead_process_becomes_a_phrase() -> None:
     error = typed_error(RayActorError(error_msg=paragraph), "gpu0")
     assert str(error) == "gpu0 is gone: its process ended, SYSTEM_ERROR"
     assert str(typed_error(RayActorError(), "gpu0")) == "gpu0 is gone: its process ended"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "The actor died because its node has died. Node Id: 3fa1.\n\tMore of it.",
+        "The actor is dead because its node has died.",
+        "its owner's node was terminated expectedly",
+    ],
+)
+def test_a_node_that_was_lost_is_told_as_that(said: str) -> None:
+    told = str(typed_error(RayActorError(error_msg=said), "engine prod/2"))
+    assert told == (
+        "engine prod/2 is gone: the node of the Ray cluster where it ran was lost; start it again "
+        "on another one"
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RpcError("failed to connect to all addresses\nGRPC paragraph"),
+        RaySystemError("failed to connect to all addresses\nmore"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(error: RayError) -> None:
+    told = typed_error(error, "service prod")
+    assert isinstance(told, EngineDead)
+    assert str(told).startswith("service prod cannot be reached: a node of the Ray cluster was ")
+    assert "failed to connect to all addresses" in str(told)
+    assert "\n" not in str(told)
+    assert "ray status shows what is left" in str(told)
+    other = typed_error(RaySystemError("System error: No module named 'x'"), "service prod")
+    assert not isinstance(other, EngineDead)
 
 
 def test_an_error_of_ours_has_no_traceback_of_ray_however_many_actors_pass_it_on() -> None:
