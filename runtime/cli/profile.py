@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +13,11 @@ from raydix.errors import BadRequest
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import Address, Connect
-from raydix.runtime.cli.profile_probe import MeasuredEngine, Probe, Ran, decodes_of
+from raydix.runtime.cli.profile_probe import MeasuredEngine, Probe, decodes_of
 from raydix.runtime.foresight.simulator.fitting import (
     DecodeTime,
     LoadTime,
+    PromptTime,
     fit_loads,
     fit_messages,
     fit_steps,
@@ -23,8 +25,13 @@ from raydix.runtime.foresight.simulator.fitting import (
 from raydix.runtime.foresight.simulator.profile import CopyTimes, Profile
 
 _PROMPT_TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192)
-_NEW_TOKENS = (64, 512)
-"""What follows prompts that are cached."""
+_BESIDE_TOKENS = (64, 256, 512, 1024, 2048)
+"""The sizes of prompts that are computed while another request decodes."""
+_BEHIND_TOKENS = (64, 512)
+"""The sizes of those that follow what is cached."""
+_BESIDE = 8
+"""The number of prompts, one after the other, while the other request decodes."""
+_BESIDE_DECODES = 128
 _CONTEXTS = (64, 2048)
 """The tokens before those that are decoded."""
 _STREAMS = (1, 8, 32)
@@ -91,7 +98,7 @@ async def measure_profile(
         await probe.run([probe.new_prompt(size)])
     asked = [probe.new_prompt(size) for size in sizes * _REPEATS]
     new = [await probe.run([prompt]) for prompt in asked]
-    longer = await _behind_cached(probe, asked[-len(sizes) :], max_tokens)
+    beside = await _beside_decodes(probe, sizes, asked[-1])
     room_tokens = _room_tokens(stats)
     decodes = await _decodes(probe, room_tokens, max_tokens)
     loads = []
@@ -102,8 +109,8 @@ async def measure_profile(
     messages = fit_messages([each.first_token for each in new])
     return Profile(
         name=name,
-        measured_on=f"{len(new) + len(longer)} prompts, {len(decodes)} batches; {told}",
-        step=fit_steps([each.prompt for each in (*new, *longer)], decodes),
+        measured_on=f"{len(new)} prompts, {len(decodes)} batches; {told}",
+        step=fit_steps([each.prompt for each in new], decodes, beside),
         load=loaded,
         backup=CopyTimes(bytes_per_s=loaded.bytes_per_s),
         link_s=messages.link_s,
@@ -112,14 +119,28 @@ async def measure_profile(
     )
 
 
-async def _behind_cached(probe: Probe, prompts: Sequence[list[int]], max_tokens: int) -> list[Ran]:
-    """Prompts that begin like some that were asked: most of them looks back on what is cached."""
-    return [
-        await probe.run([prompt + probe.new_prompt(num_new)])
-        for prompt in prompts[-3:]
-        for num_new in _NEW_TOKENS
-        if len(prompt) + num_new < max_tokens
-    ]
+async def _beside_decodes(
+    probe: Probe, sizes: Sequence[int], cached: list[int]
+) -> list[PromptTime]:
+    """Prompts that a device computes which is never idle, as its host is a step ahead."""
+    other = probe.new_prompt(_CONTEXTS[0])
+    await probe.run([other])
+    runs = [await probe.run([other], 1 + _BESIDE_DECODES) for _ in range(_REPEATS)]
+    alone_s = median(each.device_s for each in runs)
+    step_s = alone_s / (1 + _BESIDE_DECODES)
+
+    forms: list[tuple[list[int], int]] = [([], num) for num in _BESIDE_TOKENS if num in sizes]
+    for begin in (cached[: len(cached) // 2], cached[: len(cached) - _BEHIND_TOKENS[-1]]):
+        forms += [(begin, num) for num in _BEHIND_TOKENS]
+    found = []
+    for begin, num in forms:
+        prompts = [begin + probe.new_prompt(num) for _ in range(_BESIDE)]
+        both = await probe.run_beside(other, 1 + _BESIDE_DECODES, prompts)
+        num_computed = both.num_computed // _BESIDE
+        # Each of them makes one of the decodes' steps longer.
+        seconds = step_s + max(0.0, both.device_s - alone_s) / _BESIDE
+        found.append(PromptTime(num_computed, seconds, len(begin) + num - num_computed))
+    return found
 
 
 async def _decodes(probe: Probe, room_tokens: int, max_tokens: int) -> list[DecodeTime]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,19 +94,43 @@ class Probe:
 
     async def run(self, prompts: Sequence[list[int]], max_tokens: int = 1) -> Ran:
         """Ask for so many tokens behind each prompt, of all at once."""
+
+        async def ask() -> int:
+            return sum(await asyncio.gather(*(self._ask(each, max_tokens) for each in prompts)))
+
+        return await self._run(ask, sum(map(len, prompts)))
+
+    async def run_beside(
+        self, other: list[int], num_other: int, prompts: Sequence[list[int]]
+    ) -> Ran:
+        """Ask for a token behind each prompt, of one after the other, while one more is answered.
+
+        The prompts' tokens alone are counted.
+        """
+
+        async def ask() -> int:
+            began = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._ask(other, num_other, began))
+                await began.wait()
+                return sum([await self._ask(each, 1) for each in prompts])
+
+        return await self._run(ask, sum(map(len, prompts)))
+
+    async def _run(self, ask: Callable[[], Awaitable[int]], num_tokens: int) -> Ran:
+        """`ask` returns how many of the tokens were computed."""
         before = await self._engine.stats()
         began_s = time.monotonic()
-        computed = await asyncio.gather(*(self._ask(each, max_tokens) for each in prompts))
+        num_computed = await ask()
         wall_s = time.monotonic() - began_s
         # A step that was sent ahead may end after its request.
         await asyncio.sleep(_SETTLE_S)
         after = await self._engine.stats()
         took = _difference(before, after)
-        num_tokens = sum(map(len, prompts))
         self.num_tokens += num_tokens
         return Ran(
             num_tokens=num_tokens,
-            num_computed=sum(computed),
+            num_computed=num_computed,
             wall_s=wall_s,
             engine_s=took["engine_s"],
             device_s=took["compute_s"],
@@ -115,14 +139,18 @@ class Probe:
             loading_s=took["loading_s"],
         )
 
-    async def _ask(self, prompt: list[int], max_tokens: int) -> int:
-        """Returns the number of the prompt's tokens that were computed."""
+    async def _ask(
+        self, prompt: list[int], max_tokens: int, began: asyncio.Event | None = None
+    ) -> int:
+        """Returns how many of the prompt's tokens were computed; sets `began` at a first token."""
         params = SamplingParams(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
         )
         sources: Mapping[str, int] = {}
         async for output in self._engine.generate(prompt, params):
             sources = output.metrics.cached_tokens_by_source
+            if began is not None:
+                began.set()
         return sum(num for source, num in sources.items() if source.startswith("computed"))
 
 

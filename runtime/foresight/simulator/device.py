@@ -117,6 +117,8 @@ class LaneDevice:
             seconds = factor * step_s(profile.step, plan, self._world.rules.tokens_per_simulated)
             # The Scheduler learns by what one step takes, whatever this one stands for.
             told_s = factor * step_s(profile.step, plan, 1)
+            if (plan.row_num_tokens > 1).any():
+                began_s = max(began_s, now_s + profile.step.launch_s)
             loads = self._awaited(plan)
             if loads and (plan.row_num_tokens == 1).all():
                 # It is replayed whole, so its layers cannot wait one by one.

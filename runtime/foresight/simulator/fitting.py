@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,17 @@ class MessageTimes:
     client_token_s: float
 
 
-def fit_steps(prompts: Sequence[PromptTime], decodes: Sequence[DecodeTime]) -> StepTimes:
-    """The times of steps that come closest to what was measured; none is below 0."""
+def fit_steps(
+    alone: Sequence[PromptTime],
+    decodes: Sequence[DecodeTime],
+    beside: Sequence[PromptTime] = (),
+) -> StepTimes:
+    """The times of steps that come closest to what was measured; none is below 0.
+
+    `alone`: prompts that came to an idle device; `beside`: those that came while others decoded,
+    whose steps the host had enqueued before the device was free.
+    """
+    launch_s, prompts = _without_launches(alone, beside)
     # Where all look back as far, what a row takes for that is a part of what it takes at all.
     has_contexts = len({each.context for each in decodes}) > 1
     rows = np.array(
@@ -100,8 +109,26 @@ def fit_steps(prompts: Sequence[PromptTime], decodes: Sequence[DecodeTime]) -> S
         decode_row_s=decode_row_s,
         decode_context_s=decode_context_s,
         prompt_fixed_s=max(0.0, prompt_s - fixed_s),
+        launch_s=launch_s,
         spread=min(2.0, float(ratios.std())),
     )
+
+
+def _without_launches(
+    alone: Sequence[PromptTime], beside: Sequence[PromptTime]
+) -> tuple[float, list[PromptTime]]:
+    """How much longer a prompt takes an idle device, and prompts as a busy one would take them."""
+    busy_s = {each.num_tokens: each.seconds for each in beside if not each.num_cached}
+    longer_s = [
+        each.seconds - busy_s[each.num_tokens] for each in alone if each.num_tokens in busy_s
+    ]
+    launch_s = max(0.0, float(np.median(longer_s))) if longer_s else 0.0
+    others = [
+        replace(each, seconds=max(1e-6, each.seconds - launch_s))
+        for each in alone
+        if each.num_tokens not in busy_s
+    ]
+    return launch_s, [*beside, *others]
 
 
 def fit_messages(times: Sequence[FirstTokenTime]) -> MessageTimes:

@@ -30,6 +30,8 @@ class StepTimes(Section):
     """What a row that decodes adds for each token that it looks back on."""
     prompt_fixed_s: Seconds = 0.0
     """What a step with prompts takes besides."""
+    launch_s: Seconds = 0.0
+    """The host's time to enqueue a step with prompts, for which an idle device waits."""
     spread: Spread = 0.0
 
 

@@ -87,3 +87,17 @@ def test_loads_of_one_size_have_a_rate() -> None:
     assert found is not None
     assert found.seconds(1000) == pytest.approx(0.002)
     assert fit_loads([LoadTime(0, 0.0)]) is None
+
+
+def test_what_an_idle_device_waits_for_is_no_part_of_its_steps() -> None:
+    def seconds(num: int) -> float:
+        return 0.002 + 5e-6 * num + 0.7e-9 * num * num / 2
+
+    decodes = [DecodeTime(n, 0.002 + 1e-5 * n) for n in (1, 8, 32)]
+    alone = [PromptTime(n, 0.0025 + seconds(n)) for n in SIZES]
+    beside = [PromptTime(n, seconds(n)) for n in SIZES[:3]]
+    times = fit_steps(alone, decodes, beside)
+    assert times.launch_s == pytest.approx(0.0025)
+    assert times.prompt_token_s == pytest.approx(5e-6)
+    assert times.prompt_fixed_s == pytest.approx(0.0, abs=1e-9)
+    assert fit_steps(alone, decodes).launch_s == 0.0
