@@ -136,7 +136,7 @@ def pieces(sizes: Sizes) -> Iterator[Piece]:
     in_turn = list(itertools.chain.from_iterable(zip(*traces, strict=False)))
     for times_l1 in TIMES_L1:
         requests = _requests(in_turn, sizes, round(times_l1 * sizes.l1_pages))
-        yield Piece(name=f"{times_l1:g}", requests=requests)
+        yield Piece(name=f"{times_l1:g} times L1", requests=requests)
 
 
 def _blocks_of(trace: str, skipped: int, sizes: Sizes) -> Iterator[tuple[int, ...]]:
@@ -254,26 +254,26 @@ def told_of(piece: Piece, predicted: Found, found: Found) -> str:
 
 
 def figures_of(options: Options, piece: Piece, predicted: Found, found: Found) -> Iterator[Figure]:
-    """How far each prediction is from what was found."""
+    """How far each prediction is from what was found, and both."""
+
+    def pair(name: str, ours: float, real: float, unit: str) -> Figure:
+        return Figure(
+            name=name, value=ours, unit=unit, baseline=real, baseline_name="in the engine"
+        )
+
+    def off(name: str, value: float, unit: str, most: float) -> Figure:
+        return Figure(name=f"{name}: off", value=value, unit=unit, max_value=options.bar(most))
+
     for tier in TIERS:
-        yield Figure(
-            name=f"{piece.name}_{tier}",
-            value=abs(predicted.shares[tier] - found.shares[tier]),
-            unit="points",
-            max_value=options.bar(MAX_POINTS),
-            baseline=found.shares[tier],
-            baseline_name="% in the engine",
-        )
+        name = f"{piece.name}, {tier}"
+        ours, real = predicted.shares[tier], found.shares[tier]
+        yield off(name, abs(ours - real), "points", MAX_POINTS)
+        yield pair(name, ours, real, "%")
     for percent, most in MAX_OFF.items():
+        name = f"{piece.name}, TTFT p{percent}"
         ours, real = predicted.ttft_ms[percent], found.ttft_ms[percent]
-        name = f"{piece.name}_ttft_p{percent}"
-        yield Figure(
-            name=f"{name}_off",
-            value=100 * abs(ours / real - 1),
-            unit="%",
-            max_value=options.bar(most),
-        )
-        yield Figure(name=name, value=ours, unit="ms", baseline=real, baseline_name="in the engine")
+        yield off(name, 100 * abs(ours / real - 1), "%", most)
+        yield pair(name, ours, real, "ms")
 
 
 def compare_times(options: Options) -> int:

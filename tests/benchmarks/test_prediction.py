@@ -45,10 +45,11 @@ async def test_times_of_a_real_model_are_predicted_and_found(
     options = Options(device="cpu", is_tiny=True)
     figures = await prediction_gpu.measure(options, prediction_gpu.TINY, DENSE_TINY, told.append)
     found = {figure.name: figure for figure in figures}
-    shares = [found[f"5.6_{tier}"].baseline for tier in prediction_gpu.TIERS]
+    shares = [found[f"5.6 times L1, {tier}"].baseline for tier in prediction_gpu.TIERS]
     assert sum(share for share in shares if share is not None) > 99.9
     assert shares[0] is not None
     assert shares[0] > 20
-    assert max(found[f"5.6_{tier}"].value for tier in prediction_gpu.TIERS) <= MAX_POINTS_OF_FEW
-    assert found["5.6_ttft_p50"].value > 0
+    for tier in prediction_gpu.TIERS:
+        assert found[f"5.6 times L1, {tier}: off"].value <= MAX_POINTS_OF_FEW
+    assert found["5.6 times L1, TTFT p50"].value > 0
     assert sum("predicted / found" in line for line in told) == 1
