@@ -2,9 +2,9 @@
 
 from raydix.errors import AccountingError
 from raydix.runtime.actors.links.link import BlockingLink
-from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.actors.step_results import StepResults
 from raydix.runtime.messages.plan import StepPlan
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan
 
 
 class PlanFeed:

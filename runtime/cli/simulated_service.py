@@ -1,7 +1,5 @@
 """What a configuration asks for, as the simulator takes it."""
 
-from dataclasses import replace
-
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.supervision.core_settings import host_settings, scheduler_settings
@@ -38,8 +36,7 @@ def service_of(
         config, sizes.layout, sizes.num_pages, sizes.max_model_len, vocab_size
     )
     node = NodeSettings(
-        # Each step has a plan of its own: what is repeated changes no page.
-        scheduler=replace(scheduler, max_repeats=0),
+        scheduler=scheduler,
         host=host_settings(config, sizes.layout) if config.has_l2 else None,
         arena_bytes=sizes.arena_bytes or 0,
         with_pulls=cache.l2 is not None and cache.l2.pull is not None,

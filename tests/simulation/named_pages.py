@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from raydix.ids import TransferId
-from raydix.runtime.actors.standing_plan import repetition
 from raydix.runtime.messages.plan import PageCopies, StepPlan, StepsLeftOut
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.standing_plan import repetition
 
 Page = tuple[int, int]
 """KV group and page id."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import FromRank, PageCopies, StepPlan, StepResult, TransfersDone
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan
 from tests.simulation.experts import ExpertCopy, SimulatedExperts
 from tests.simulation.grammars import RankGrammars
 from tests.simulation.modelled_rows import ModelledRow, Pages, change_tables

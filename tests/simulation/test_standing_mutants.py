@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydix.runtime.actors.standing_plan import StandingPlan, Taken
 from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.scheduler.ranks.decodes import DecodeBatch
 from raydix.runtime.scheduler.ranks.in_flight import StepInFlight
 from raydix.runtime.scheduler.ranks.lane import Lane
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan, Taken
 from tests.simulation.faults import Faults
 from tests.simulation.standing import draw_standing_workload
 from tests.simulation.test_mutants import Case, find

@@ -86,6 +86,11 @@ class LaneDevice:
         self._loads: dict[int, Load] = {}
 
     @property
+    def step_ends_s(self) -> float:
+        """When all steps that were ordered have ended."""
+        return self._step_free_s
+
+    @property
     def free_s(self) -> float:
         """When all that was ordered is done."""
         return max(self._step_free_s, self._load_free_s, self._backup_free_s)

@@ -10,6 +10,7 @@ from raydix.runtime.foresight.simulator.links import End, Link
 from raydix.runtime.foresight.simulator.world import World
 from raydix.runtime.messages.plan import StepPlan, StepResult, TransfersDone
 from raydix.runtime.scheduler import events
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 
@@ -32,6 +33,9 @@ class SimulatedLane:
         self._pids: dict[int, int] = {}
         self._is_alive = False
         self._device = self._new_device()
+        self._standing = StandingPlan(self._first)
+        self._num_plans = 0
+        """The plans that have come: one that stands is repeated until the next one does."""
         self.start()
 
     def _new_device(self) -> LaneDevice:
@@ -50,6 +54,7 @@ class SimulatedLane:
         self._is_alive = True
         self._incarnation += 1
         self._device = self._new_device()
+        self._standing = StandingPlan(self._first)
         for rank in self._ranks:
             self._pids[rank] = self._world.processes.start()
             self._dial(rank, self._incarnation)
@@ -93,6 +98,7 @@ class SimulatedLane:
             return
         del self._links[rank]
         self._device.forget()
+        self._standing.forget()
         idle_s = max(0.0, self._device.free_s - self._world.now_s)
         self._world.after(idle_s, partial(self._dial, rank, self._incarnation))
 
@@ -100,9 +106,26 @@ class SimulatedLane:
         """All ranks of a lane get each plan; the first one's time is that of all."""
         if rank != self._first:
             return
+        self._num_plans += 1
+        taken = self._standing.take(plan)
+        if taken.left_out is not None:
+            # Told behind the step that is under way.
+            left_out, ends_s = taken.left_out, self._device.step_ends_s
+            self._world.clock.at(ends_s, lambda: link.send(End.ACCEPTOR, left_out))
+        self._carry_out(taken.plan)
+
+    def _carry_out(self, plan: StepPlan) -> None:
         links = dict(self._links)
         for time_s, done in self._device.carry_out(plan):
             self._world.clock.at(time_s, self._report(links, done))
+        if self._standing.may_repeat:
+            repeat = partial(self._repeat, links[self._first], self._num_plans)
+            self._world.clock.at(self._device.step_ends_s, repeat)
+
+    def _repeat(self, link: Link, num_plans: int) -> None:
+        """A step of a plan that stands has ended: it is carried out once more."""
+        if link.is_open and self._num_plans == num_plans and self._standing.may_repeat:
+            self._carry_out(self._standing.repeat())
 
     def _report(self, links: dict[int, Link], done: Done) -> Callable[[], None]:
         def report() -> None:

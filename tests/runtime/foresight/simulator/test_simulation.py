@@ -155,3 +155,28 @@ def test_an_answer_ends_where_the_context_does(tokens_per_simulated: int) -> Non
     assert outcome.answer_tokens == 4 + 20
     assert outcome.num_cut_answers == 1
     assert outcome.failures == {"PromptTooLong": 1}
+
+
+def test_a_prompt_waits_for_one_step_of_a_plan_that_stands() -> None:
+    requests = [
+        made_request(session, 3, 0.0 if session < 4 else 0.04 * session, num_answer_tokens=90)
+        for session in range(12)
+    ]
+    each, standing = (
+        Simulation(
+            made_service(scheduler={"max_repeats": num_repeats}), replace_spread(), requests
+        ).run()
+        for num_repeats in (0, 15)
+    )
+    assert standing.prompt_tokens == each.prompt_tokens
+    assert standing.answer_tokens == each.answer_tokens
+    # Without repeats another step is queued behind the one that is under way.
+    assert each.first_token_s["p50"] - standing.first_token_s["p50"] > 0.001
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_plans_that_stand_end_with_their_engines(seed: int) -> None:
+    service = made_service(scheduler={"max_repeats": 15}, num_nodes=2, kills=KILLS)
+    outcome = simulate(service, made_sessions(5, 3, num_answer_tokens=30), seed=seed)
+    assert outcome.failures == {}
+    assert outcome.num_asked_again > 0

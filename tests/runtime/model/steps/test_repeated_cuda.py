@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult
 from raydix.runtime.model.decoder.decoder import Decoder
 from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.model.steps.step_output import StepOutput
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan
 from tests.runtime.model.steps.captured_runner import MAX_SLOTS, make_runner, start_all
 
 pytestmark = pytest.mark.gpu

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from raydix.errors import AccountingError
-from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepsLeftOut
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan
 from tests.runtime.scheduler.core_driver import CoreDriver
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, Slot
-from raydix.runtime.actors.standing_plan import StandingPlan
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import AddedRequest, DeviceSampling, StepPlan, StepsLeftOut
+from raydix.runtime.scheduler.ranks.standing_plan import StandingPlan
 
 
 def plan(
