@@ -8,6 +8,7 @@ requests come. At last two models take turns: one is asked while the other one s
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -236,8 +237,15 @@ async def measure_cycles(asker: Asker) -> list[Figure]:
     ]
     began_s = time.monotonic()
     for cycle in range(sizes.num_cycles):
+        cycle_s = time.monotonic()
         await engine.fall_asleep(cycle % 2 == 0)
+        asleep_s = time.monotonic()
         await engine.wake()
+        awake_s = time.monotonic()
+        tell(
+            f"cycle {cycle}: {asleep_s - cycle_s:.2f} s until asleep, "
+            f"{awake_s - asleep_s:.2f} s until awake"
+        )
     seconds = time.monotonic() - began_s
     stop.set()
     await asyncio.gather(*streams)
@@ -258,7 +266,8 @@ async def measure_turns(askers: Sequence[Asker]) -> list[Figure]:
         began_s = time.monotonic()
         await now.engine.fall_asleep(True)
         await then.engine.wake()
-        switched_s += time.monotonic() - began_s
+        switched_s += (seconds := time.monotonic() - began_s)
+        tell(f"a turn in {seconds:.2f} s")
         now, then = then, now
         found += await now.ask_all()
     for each in askers:
@@ -284,10 +293,18 @@ def _losses(when: str, askers: Sequence[Asker]) -> list[Figure]:
     ]
 
 
+def tell(line: str) -> None:
+    """Say at once how far it is: a run that is cut off has told what it knew."""
+    print(line, file=sys.stderr, flush=True)
+
+
 async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Figure]:
     """All of it."""
     async with askers(options, sizes, [model]) as [alone]:
+        tell("an engine is filled")
         figures = await measure_sleep(options, alone)
+        for figure in figures:
+            tell(f"{figure.name}: {figure.value:.4g} {figure.unit}")
         figures += await measure_cycles(alone)
     other = {**model, "num_hidden_layers": int(model["num_hidden_layers"]) // 2}
     async with askers(options, sizes, [model, other]) as both:
