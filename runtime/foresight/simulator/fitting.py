@@ -118,17 +118,27 @@ def _without_launches(
     alone: Sequence[PromptTime], beside: Sequence[PromptTime]
 ) -> tuple[float, list[PromptTime]]:
     """How much longer a prompt takes an idle device, and prompts as a busy one would take them."""
-    busy_s = {each.num_tokens: each.seconds for each in beside if not each.num_cached}
-    longer_s = [
-        each.seconds - busy_s[each.num_tokens] for each in alone if each.num_tokens in busy_s
-    ]
-    launch_s = max(0.0, float(np.median(longer_s))) if longer_s else 0.0
+    idle_s = {
+        size: float(np.median([each.seconds for each in alone if each.num_tokens == size]))
+        for size in {each.num_tokens for each in alone}
+    }
+    busy, longer_s = [], []
+    for each in beside:
+        if not each.num_cached and each.num_tokens in idle_s:
+            size_s = idle_s.pop(each.num_tokens)
+            # A busy device takes no longer: what says so was disturbed.
+            each = replace(each, seconds=min(each.seconds, size_s))
+            longer_s.append(size_s - each.seconds)
+        busy.append(each)
+
+    launch_s = float(np.median(longer_s)) if longer_s else 0.0
+    # Those of sizes that were seen on an idle device alone.
     others = [
         replace(each, seconds=max(1e-6, each.seconds - launch_s))
         for each in alone
-        if each.num_tokens not in busy_s
+        if each.num_tokens in idle_s
     ]
-    return launch_s, [*beside, *others]
+    return launch_s, [*busy, *others]
 
 
 def fit_messages(times: Sequence[FirstTokenTime]) -> MessageTimes:

@@ -101,3 +101,13 @@ def test_what_an_idle_device_waits_for_is_no_part_of_its_steps() -> None:
     assert times.prompt_token_s == pytest.approx(5e-6)
     assert times.prompt_fixed_s == pytest.approx(0.0, abs=1e-9)
     assert fit_steps(alone, decodes).launch_s == 0.0
+
+
+def test_a_busy_device_takes_no_longer_than_an_idle_one() -> None:
+    decodes = [DecodeTime(n, 0.002) for n in (1, 8, 32)]
+    alone = [PromptTime(n, 0.002 + 5e-6 * n) for n in SIZES]
+    disturbed = [PromptTime(n, 0.02 + 5e-6 * n) for n in SIZES[:3]]
+    times = fit_steps(alone, decodes, disturbed)
+    assert times.launch_s == 0.0
+    assert times.prompt_token_s == pytest.approx(5e-6)
+    assert times.prompt_fixed_s == pytest.approx(0.0, abs=1e-9)
