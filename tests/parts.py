@@ -1,10 +1,10 @@
 """Tests of many cases run a tenth at a time: `--part` draws which, and all without it.
 
 A case that looks at one more seed, family or state of the same claim is marked `part`, and so is
-the tiny run of a benchmark on a real cluster, and what shows with real processes what the
-simulation, or engines in one process, show with every commit. Tests of a file that share what is
-dear are drawn at once, by `part(together=True)`. Whatever number is given, ten that follow each
-other run each of these once; what is not marked always runs.
+the tiny run of a benchmark on a real cluster, a job submitted to one, and what shows with real
+processes what the simulation, or engines in one process, show with every commit. Tests of a file
+that share what is dear are drawn at once, by `part(together=True)`. Whatever number is given, ten
+that follow each other run each of these once; what is not marked always runs.
 """
 
 from collections import Counter

@@ -25,7 +25,7 @@ WAIT_S = 240.0
 _START_S = 60.0
 """The time in which a cluster comes up, also on a busy machine."""
 _MAX_STARTS = 3
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part(together=True)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,6 @@ def test_the_cluster_has_no_raydix_installed(cluster: Cluster) -> None:
     assert "No module named 'raydix'" in result.stderr
 
 
-@pytest.mark.part
 def test_a_submitted_checkout_generates(cluster: Cluster, tmp_path: Path) -> None:
     write_demo_checkpoint(tmp_path / "checkpoint")
     entrypoint = ["python", "-m", "raydix", "generate", str(tmp_path / "checkpoint")]

@@ -31,6 +31,7 @@ async def held_bytes(engine: InProcessEngine) -> int:
     return int((await engine.stats())["gpu0"]["held_bytes"])
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", CACHING_KINDS)
@@ -110,6 +111,7 @@ async def test_requests_that_wait_too_long_for_the_wake_are_refused(
         assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp": 2, "ep": 2}])
 async def test_ranks_that_step_together_sleep_and_wake_together(
     parallel: dict[str, int], references: References

@@ -38,6 +38,7 @@ async def ask(engine: InProcessEngine, reference: Reference, prompts: list[Promp
     return sum(count_tokens(outputs, tier) for tier in ("l1", "l2", "l3"))
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tier", [State.L1, State.L2, State.L3])
 async def test_the_third_of_a_fork_goes_on_from_where_the_second_parted(
@@ -59,6 +60,7 @@ async def test_the_third_of_a_fork_goes_on_from_where_the_second_parted(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk", [PAGE_SIZE, 3 * PAGE_SIZE, 5 * PAGE_SIZE])
 async def test_prompts_in_chunks_are_found_at_their_ends(
@@ -74,6 +76,7 @@ async def test_prompts_in_chunks_are_found_at_their_ends(
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_each_turn_of_a_conversation_goes_on_from_the_last_page_of_the_answer(
     family: Family, references: References
@@ -93,6 +96,7 @@ async def test_each_turn_of_a_conversation_goes_on_from_the_last_page_of_the_ans
         await engine.check()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_many_at_once_in_few_pages_are_retracted_and_answer_the_same(
     family: Family, references: References

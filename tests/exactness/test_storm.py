@@ -64,6 +64,7 @@ async def stream(
     return which, "finished", outputs
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("family", "dp", "tp"), [(Family.QWEN3, 2, 1), (Family.GEMMA3, 1, 2)])
 async def test_no_answer_differs_whatever_storage_does(
     family: Family, dp: int, tp: int, references: References

@@ -46,6 +46,7 @@ class Asker:
         return outputs
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_prefix_whose_windows_have_left_l1_takes_them_from_l2(
     family: Family, references: References
@@ -65,6 +66,7 @@ async def test_a_prefix_whose_windows_have_left_l1_takes_them_from_l2(
         assert count_tokens(outputs, "l1") + count_tokens(outputs, "l2") == 96
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_prompts_that_part_behind_a_prefix_share_it_in_every_tier(
     family: Family, references: References, tmp_path: Path
@@ -84,6 +86,7 @@ async def test_prompts_that_part_behind_a_prefix_share_it_in_every_tier(
         assert count_tokens(outputs, "l3") > 3 * SHARED
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_requests_run_past_many_windows_without_prefix_caching(
     family: Family, references: References

@@ -146,6 +146,7 @@ async def test_end_of_an_ingress_ends_its_own_connections_alone(
         assert (await all_streams(http, None))[0] == expected
 
 
+@pytest.mark.part
 async def test_streams_outlive_a_node_and_its_engine_comes_up_elsewhere(
     nodes: ManyNodes, served: Served, expected: list[list[int]]
 ) -> None:
@@ -170,6 +171,7 @@ async def test_streams_outlive_a_raylet_and_a_node_that_joins_gets_the_engine_th
     assert joined in (await until_serving(served.name, 2)).values()
 
 
+@pytest.mark.part
 async def test_an_upgrade_under_load_fails_no_request_and_finds_what_was_cached(
     versions: list[Served],
 ) -> None:

@@ -29,7 +29,7 @@ from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 from tests.ray_cluster import IMPATIENT, own_name
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part(together=True)]
 
 PAGE_SIZE = 16
 MIN_HITS = 0.95

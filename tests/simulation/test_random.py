@@ -31,15 +31,16 @@ def test_random_workloads_end_exactly(first_seed: int) -> None:
         run_workload(draw_workload(seed))
 
 
+@pytest.mark.part
+@pytest.mark.parametrize("seed", range(_NUM_SEEDS, _NUM_SEEDS + _NUM_IN_PIECES))
 def test_random_workloads_end_exactly_in_the_smallest_pieces(
-    monkeypatch: pytest.MonkeyPatch,
+    seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (pieces, waiting, lookups, fetch_turns, fetching):
         monkeypatch.setattr(module, "_PIECE", 1)
     monkeypatch.setattr(expiry, "_MAX_DUE", 1)
     monkeypatch.setattr(reads, "_CROWD", 1)
-    for seed in range(_NUM_SEEDS, _NUM_SEEDS + _NUM_IN_PIECES):
-        run_workload(draw_workload(seed))
+    run_workload(draw_workload(seed))
 
 
 def test_random_workloads_reach_every_tier_and_reason() -> None:

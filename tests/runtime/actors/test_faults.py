@@ -134,6 +134,7 @@ async def test_tokens_survive_sigkill_of_a_gpu_actor(shared_engine: SharedEngine
         assert await generate_all(engine, range(4)) == expected
 
 
+@pytest.mark.part
 async def test_tokens_survive_a_gpu_actor_that_hangs(shared_engine: SharedEngine) -> None:
     async with await AsyncLLM.connect(shared_engine.name) as engine:
         expected = await generate_all(engine, range(10, 14))
@@ -240,6 +241,7 @@ async def test_actors_of_a_private_cluster_are_as_urgent_as_who_started_it(
     assert priorities == {own}
 
 
+@pytest.mark.part
 async def test_requests_do_not_notice_that_storage_is_switched_detached_and_attached(
     shared_engine: SharedEngine, tmp_path: Path
 ) -> None:

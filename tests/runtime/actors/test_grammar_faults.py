@@ -39,6 +39,7 @@ async def generate(llm: AsyncLLM, number: int, at_token: asyncio.Event | None = 
     return text
 
 
+@pytest.mark.part
 @pytest.mark.usefixtures("ray_cluster")
 async def test_a_grammar_goes_on_where_it_was_when_its_rank_is_killed(tmp_path: Path) -> None:
     write_demo_checkpoint(tmp_path, seed=3)

@@ -119,7 +119,10 @@ def expected_of(output: RequestOutput, way: object) -> Told:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", list(State))
+@pytest.mark.parametrize(
+    "state",
+    [State.L2, *(pytest.param(each, marks=pytest.mark.part) for each in State if each != State.L2)],
+)
 async def test_tokens_and_usage_equal_the_engines_own(
     checkpoint: Path, tmp_path: Path, state: State
 ) -> None:

@@ -63,6 +63,7 @@ def on_ranks(
         return [future.result(WAIT_S) for future in futures]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("name", "family", "overrides"), CASES, ids=[case[0] for case in CASES])
 def test_ranks_compute_the_logits_of_one(
     name: str, family: Family, overrides: dict[str, Any], tmp_path: Path
@@ -128,6 +129,7 @@ def load_ranks(load: Any, folder: Path, size: int) -> list[LoadedModel]:
     ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("load", [load_model, make_dummy_model])
 @pytest.mark.parametrize("family", list(Family))
 def test_the_fingerprint_is_that_of_the_whole_and_parts_add_up(
