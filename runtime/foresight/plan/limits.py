@@ -129,20 +129,25 @@ def min_blocks(
     return _replay(whole, num_blocks, ranks, num_asked)
 
 
-def bypassed_min_blocks(chains: Sequence[Chain], num_blocks: int) -> list[int]:
+def bypassed_min_blocks(
+    chains: Sequence[Chain], num_blocks: int, answers: Sequence[Chain] = ()
+) -> list[int]:
     """The same, if blocks need not even be taken in: what a prompt ends with may go at once.
 
-    The "optimal" policy of other simulators; a tier that requests compute in cannot do so.
+    The "optimal" policy of other simulators. A tier that requests compute in cannot do so; L2 and
+    L3 can, which give up what has just come where that was used least.
     """
     there: dict[int, int] = {}
     heap: list[tuple[int, int, int]] = []
     found = []
-    next_uses = _next_uses(chains, [*map(len, chains)])
-    for blocks, uses in zip(chains, next_uses, strict=True):
+    whole = _with_answers(chains, answers)
+    num_asked = [*map(len, chains)]
+    next_uses = _next_uses(whole, num_asked)
+    for blocks, uses, num_prompt in zip(whole, next_uses, num_asked, strict=True):
         num_known = 0
         while num_known < len(blocks) and blocks[num_known] in there:
             num_known += 1
-        found.append(num_known)
+        found.append(min(num_known, num_prompt))
         for place, (block, use) in enumerate(zip(blocks, uses, strict=True)):
             there[block] = use
             heapq.heappush(heap, (-use, -place, block))

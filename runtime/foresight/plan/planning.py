@@ -16,6 +16,7 @@ from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.limits import (
     Chain,
     answers_of,
+    bypassed_min_blocks,
     chains_of,
     infinite_blocks,
     min_blocks,
@@ -75,7 +76,7 @@ class TierPoint:
     lru: float
     chosen: float
     min: float
-    """Belady's: no policy that takes in all blocks finds more."""
+    """Belady's, which no policy of this tier beats: L1 takes in all blocks, others need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +248,7 @@ def _replay_tier(
     counted: _Counted, tier: str, sizes: Sequence[TierSize], points: list[TierPoint]
 ) -> Iterator[tuple[int, list[int]]]:
     """What a tier finds at each size; each that holds a block becomes a point, too."""
-    make = TreeTier if tier == "L1" else HostTier
+    make, best = (TreeTier, min_blocks) if tier == "L1" else (HostTier, bypassed_min_blocks)
     eviction = counted.question.eviction
     if eviction in _NOT_OF.get(tier, ()):
         # No configuration gives that policy to this tier.
@@ -268,7 +269,7 @@ def _replay_tier(
                 num_blocks=size.num_blocks,
                 lru=counted.percent(lru),
                 chosen=counted.percent(chosen),
-                min=counted.percent(min_blocks(counted.chains, num_blocks, counted.answers)),
+                min=counted.percent(best(counted.chains, num_blocks, counted.answers)),
             )
         )
         yield size.num_bytes, chosen

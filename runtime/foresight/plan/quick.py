@@ -4,12 +4,13 @@ L1 is the Scheduler's `RadixTree`, L2 a whole `HostMemoryCore`, both unchanged. 
 trace's blocks.
 """
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from raydix.ids import ConnectionId, LookupId, PageKey, SchedulerName, TenantId, UserId
-from raydix.runtime.cache.host.arena_geometry import plan_arena
+from raydix.runtime.cache.host.arena_geometry import ArenaGeometry, plan_arena
 from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.events import (
     FromScheduler,
@@ -63,12 +64,10 @@ class HostTier:
     """
 
     def __init__(self, num_blocks: int, eviction: EvictionPolicy) -> None:
-        layout = _LAYOUT
         settings = HostSettings(page_size=_PAGE_TOKENS, eviction=eviction)
         num_pages = num_blocks
         for _ in range(8):
-            arena = plan_arena(layout, num_pages * layout.host_page_bytes(0))
-            self._core = HostMemoryCore(arena, settings)
+            self._core = HostMemoryCore(_arena_of(num_pages), settings)
             self._grants: list[tuple[int, int]] = []
             self._found = 0
             self._tell(SchedulerAttached(_LINK, SchedulerName("replay")), 0.0)
@@ -203,6 +202,14 @@ class TreeTier:
         # An answer's blocks may be there already.
         self._pool.release(page_ids[: insertion.num_existing_pages], after_step=0)
         self._pool.settle(0)
+
+
+def _arena_of(num_pages: int) -> ArenaGeometry:
+    """An arena of so many pages. A real one has a few more, as its slabs are aligned."""
+    page_bytes = _LAYOUT.host_page_bytes(0)
+    planned = plan_arena(_LAYOUT, num_pages * page_bytes)
+    slab_bytes = num_pages * page_bytes
+    return replace(planned, num_slabs=1, slab_bytes=slab_bytes, pages_per_slab=num_pages)
 
 
 def _key(block: int) -> PageKey:

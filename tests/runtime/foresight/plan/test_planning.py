@@ -1,6 +1,7 @@
 """Plans are what production tiers find of a trace, beside the limits of any policy."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from raydix.runtime.foresight.plan.planning import (
     TierSize,
     make_plan,
 )
+from raydix.runtime.foresight.plan.quick import HostTier
 from raydix.runtime.foresight.traces import TraceRequest
 
 BLOCK = 4
@@ -80,6 +82,57 @@ def test_no_policy_finds_more_than_min_and_min_no_more_than_a_cache_without_boun
         for point in found.points:
             assert 0 < point.chosen <= point.min + 1e-9
             assert point.min <= found.infinite + 1e-9
+
+
+def drawn_trace(seed: int) -> list[TraceRequest]:
+    """Few short prompts and answers, each of which may go on from any place in an earlier one."""
+    draw = random.Random(seed)
+    paths: list[tuple[int, ...]] = [()]
+    num_blocks = 0
+    requests = []
+    for number in range(draw.randint(3, 30)):
+        former = draw.choice(paths)
+        former = former[: draw.randint(0, len(former))]
+        num_new, num_answer = draw.randint(0 if former else 1, 5), draw.choice((0, 0, 1, 3))
+        blocks = (*former, *range(num_blocks, num_blocks + num_new))
+        num_blocks += num_new
+        answer = tuple(range(num_blocks, num_blocks + num_answer))
+        num_blocks += num_answer
+        paths.append(blocks + answer)
+        requests.append(
+            TraceRequest(
+                blocks=blocks,
+                partial_block=None,
+                num_tokens=BLOCK * len(blocks),
+                num_answer_tokens=BLOCK * num_answer,
+                answer_blocks=answer,
+                arrival_s=float(number),
+                end_s=number + 0.5,
+                session=number,
+                next_s=None,
+            )
+        )
+    return requests
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_min_is_never_below_lru_in_tiers_of_any_size(seed: int) -> None:
+    question = Question(requests=drawn_trace(seed), block_tokens=BLOCK, eviction=EvictionPolicy.LRU)
+    small = sizes((1, 2, 3, 5, 7, 9, 12))
+    found = make_plan(question, Sizes(l1=small, l2=small, l3=small))
+
+    assert {point.tier for point in found.points} == {"L1", "L2", "L3"}
+    for point in found.points:
+        assert point.lru <= point.min + 1e-9, point
+
+
+def test_l2_holds_no_more_blocks_than_it_has_room_for() -> None:
+    long = replace(drawn_trace(0)[0], blocks=tuple(range(40)), answer_blocks=())
+    for num_blocks in (1, 3, 7, 20):
+        tier = HostTier(num_blocks, EvictionPolicy.LRU)
+        for number in range(2):
+            tier.begin(replace(long, arrival_s=float(number)), float(number))
+        assert tier.begin(replace(long, arrival_s=9.0), 9.0) <= num_blocks
 
 
 def test_both_tiers_find_what_the_model_of_lru_finds() -> None:
