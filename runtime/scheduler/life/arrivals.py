@@ -98,14 +98,16 @@ class Arrivals:
         self._timers.add(until_s)
 
     def _has_room(self, message: ExpectRequest) -> bool:
-        """Whether one more may be expected: of a tenant as many as there are places left."""
+        """Whether one more may be expected: of a tenant as many as there are places left.
+
+        So it is of those without a salt together: they may not keep tenants out, either.
+        """
         tenant = tenant_of(message.cache_salt)
 
         def num_own() -> int:
             return sum(each.tenant == tenant for each in self._expected.values())
 
-        num_of_tenant = None if message.cache_salt is None else num_own
-        return has_room(len(self._expected), _MAX_EXPECTED, num_of_tenant)
+        return has_room(len(self._expected), _MAX_EXPECTED, num_own)
 
     def end(self, client_id: ClientId, asking: AskingId | None) -> None:
         """A request has come, or will not; what was not expected changes nothing."""

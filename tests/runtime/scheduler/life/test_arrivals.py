@@ -35,6 +35,7 @@ def test_a_tenant_that_foretells_many_leaves_room_for_others_under_any_of_its_sa
     assert hear_of(driver, 1, None) == 128 + 64 + 1
 
 
-def test_those_without_a_salt_may_be_as_many_as_are_ever_expected() -> None:
+def test_those_without_a_salt_leave_room_for_tenants() -> None:
     driver = CoreDriver(has_host_memory=True)
-    assert hear_of(driver, 300, None) == 256
+    assert hear_of(driver, 300, None) == 128
+    assert hear_of(driver, 10, "alice/") == 128 + 10

@@ -99,6 +99,22 @@ def test_an_ended_session_leaves_l1_first(comes_later: bool) -> None:
     assert (num_cached(driver, A), num_cached(driver, B)) == (2, 0)
 
 
+def test_a_hint_without_a_session_is_of_what_its_request_alone_has_used() -> None:
+    driver = RecordingDriver()
+    keep = Retention(kind=RetentionKind.KEEP, seconds=60.0)
+    serve(driver, A, retention=keep)
+    serve(driver, B)
+    evict(driver, 2)
+    assert (num_cached(driver, A), num_cached(driver, B)) == (2, 0), "what is kept goes last"
+
+    serve(driver, B, retention=END)
+    driver.now_s += 61.0
+    evict(driver, 2)
+    assert (num_cached(driver, A), num_cached(driver, B)) == (2, 0), "what ended goes first"
+    assert len({end.user for end in driver.ends}) == 3
+    assert {end.session_id for end in driver.ends} == {None}
+
+
 def test_a_hint_counts_for_its_own_tenant_alone() -> None:
     driver = RecordingDriver()
     serve(driver, A, session_id="s", cache_salt="x")
