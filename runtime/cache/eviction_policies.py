@@ -111,7 +111,9 @@ def eviction_key(
     Once they are kept no longer they count as used then, for which their owner places them anew:
     no other key shrinks as time passes.
     """
-    used_s = counts_as_used_s(standing, now_s)
+    # Where the latest use goes first a key would shrink as what comes back counts as used later: it
+    # counts as used when it does at the latest.
+    used_s = counts_as_used_s(standing, math.inf if policy_key is mru else now_s)
     key = policy_key(pages, used_s)
     match standing:
         case Kept(until_s) if until_s > now_s:

@@ -62,8 +62,8 @@ def any_worths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reviews_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages keep their place when their kind is worth something else."""
-    monkeypatch.setattr(RunOrder, "value_anew", lambda self, now_s: None)
+    """What went first by former worths still does."""
+    monkeypatch.setattr(RunOrder, "note_review", lambda self: None)
 
 
 def heads_go_by_their_own_worth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,7 @@ class _GroupPages:
 class HostIndex:
     """Owns: `HostPages`, the names of READY pages, and the order in which they go.
 
-    No operation costs more than the pages it touches, or those of a slab that it takes; but for the
-    reviews of `reuse`, which value all runs, some 4 us each (2026-11).
+    No operation costs more than the pages it touches, or those of a slab that it takes.
     """
 
     def __init__(
@@ -239,7 +238,7 @@ class HostIndex:
             return None, Coming(user, self._now_s)
         # Whatever the number of KV groups, it is one request.
         if group == 0 and self._reuse.begin_request(self._now_s):
-            self._evictable.value_anew(self._now_s)
+            self._evictable.note_review()
         parts = self._evictable.parts_of(ready)
         of_read = self._evictable.last_turn_of_read(ready)
         chain = ChainUse(

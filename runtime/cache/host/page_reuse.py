@@ -7,6 +7,9 @@ from raydix.ids import SEVERAL_USERS, PageKey
 from raydix.runtime.cache.host.page_run import PageRun
 from raydix.runtime.cache.reuse_chances import NUM_TURNS, ReuseChances, kind_of
 
+_SHARED = -1
+"""The class of what several have used."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainUse:
@@ -53,6 +56,10 @@ class PageReuse:
             turn = turn if former is None else min(max(turn, former + 1), NUM_TURNS - 1)
 
         return kind_of(turn, chain.num_pages, num_hits=0), turn
+
+    def class_of(self, run: PageRun) -> int:
+        """The class of a run: those of one are always worth the same."""
+        return _SHARED if run.user == SEVERAL_USERS else run.kind
 
     def worth_s(self, run: PageRun) -> float:
         """How long after their last use the pages of a run are worth keeping now.

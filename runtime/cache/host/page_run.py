@@ -93,7 +93,7 @@ class PageRun:
     entry: "OrderEntry[PageRun] | None" = None
     priority: int = 0
     worth_s: float = 0.0
-    """How long after their last use the pages are worth keeping, as it was when last asked."""
+    """Nothing here: their order adds what `reuse` finds them worth."""
     is_spare: bool = False
 
     @property
@@ -105,10 +105,6 @@ class PageRun:
     def turn(self) -> int:
         """The number of requests before in their chain when the last of the pages came."""
         return self.origin.turn
-
-    def value(self, worth_s: float) -> None:
-        """Note how long after their last use the pages are worth keeping."""
-        self.worth_s = worth_s
 
     def is_free_for(self, user: UserId) -> bool:
         """Whether a user may make the pages its own."""

@@ -90,9 +90,9 @@ class PageRuns:
             run.pass_first()
         return run.pages[run.start]
 
-    def value_anew(self, now_s: float) -> None:
-        """Give all runs their places by what they are worth now; O(runs)."""
-        self._order.value_anew(now_s)
+    def note_review(self) -> None:
+        """Note that pages may be worth something else now."""
+        self._order.note_review()
 
     def goes_before_all(self, page: int) -> bool:
         """Whether nobody comes back to a page, so that it goes before any that was ever used."""
@@ -247,7 +247,7 @@ class PageRuns:
         A hint that it gave before holds no longer.
         """
         self._ended.note(user, Idle(now_s))
-        runs = [run for run in self._users.runs_of(user) if run.reader == user]
+        runs = [run for run in self._runs_of(user) if run.reader == user]
         newest_s = max((run.created_s for run in runs), default=-math.inf)
         for run in runs:
             if not isinstance(run.standing, Idle):
@@ -269,7 +269,7 @@ class PageRuns:
         """
         self._ended.note(user, standing)
         concerned = []
-        for run in self._users.runs_of(user):
+        for run in self._runs_of(user):
             former = run.standing
             if run.user == user:
                 new = of_own_pages(standing, former)
@@ -307,6 +307,10 @@ class PageRuns:
     def _unlisted(self, pages: Items) -> Items:
         return pages[self._all_run_of[pages] == _NOWHERE]
 
+    def _runs_of(self, user: UserId) -> list[PageRun]:
+        """The runs of a user as they go, so that they still do if all come to one place."""
+        return self._order.as_they_go(self._users.runs_of(user))
+
     def run_of(self, page: int) -> PageRun:
         """The run of a page that is in one."""
         return self._run(self._run_of[page])
@@ -338,7 +342,7 @@ class PageRuns:
         if is_before_equals:
             self._order.add_before_equals(run, standing, now_s)
         else:
-            self._order.add(run, standing, now_s)
+            self._order.move(run, standing, now_s)
         return run
 
     def _lose(self, run: PageRun, num_pages: int) -> None:

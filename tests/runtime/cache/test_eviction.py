@@ -7,9 +7,10 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.runtime.cache.eviction import EvictionOrder
-from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES, Evictable
+from raydix.runtime.cache.eviction_policies import EVICTION_POLICIES, Evictable, eviction_key
 from raydix.runtime.cache.page_key import root_key
 from raydix.runtime.cache.radix_node import RadixNode, Victim, new_root
+from raydix.runtime.cache.standing import Away, Idle, InUse
 from raydix.runtime.config.policies import EvictionPolicy
 from tests.runtime.cache.model_radix_tree import Cache
 
@@ -58,6 +59,21 @@ def test_each_policy_orders_leaves(
 
     assert order_of_eviction(cache) == expected
     cache.check()
+
+
+def test_what_comes_back_has_one_place_where_the_latest_use_goes_first() -> None:
+    pages = new_root(root_key(), 1, 0.0)
+    for standing in (Away(60.0), Away(60.0, at_least_s=5.0), InUse(3.0)):
+        keys = {
+            eviction_key(EVICTION_POLICIES[EvictionPolicy.MRU], pages, standing, now_s)
+            for now_s in (3.0, 31.0, 59.0, 61.0, 700.0)
+        }
+        assert len(keys) == 1
+    away, idle = (
+        eviction_key(EVICTION_POLICIES[EvictionPolicy.MRU], pages, standing, 10.0)
+        for standing in (Away(60.0), Idle(9.0))
+    )
+    assert away < idle
 
 
 def test_lfu_counts_hits_before_time() -> None:

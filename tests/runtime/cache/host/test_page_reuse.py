@@ -1,7 +1,6 @@
 """What L2 learns of reuse: turns of chains, kinds of pages that are read, and who goes first."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -9,8 +8,7 @@ from raydix.ids import PageKey, UserId
 from raydix.runtime.cache.host.index import HostIndex
 from raydix.runtime.cache.host.page_reuse import PageReuse
 from raydix.runtime.cache.host.page_run import PageRun
-from raydix.runtime.cache.host.run_order import RunOrder
-from raydix.runtime.cache.reuse_chances import ReuseChances
+from raydix.runtime.cache.reuse_chances import ReuseChances, turn_of
 from raydix.runtime.cache.standing import Kept, Over
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.quick import HostTier
@@ -42,6 +40,17 @@ def serve_keys(index: HostIndex, user: UserId, keys: list[PageKey], now_s: float
     index.end_use(0, keys, user)
     index.rest(user)
     index.check()
+
+
+def later_turns_are_worth_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains that have come back are worth 100 s."""
+    monkeypatch.setattr(PageReuse, "worth_s", lambda self, run: 100.0 * (turn_of(run.kind) > 0))
+
+
+def serve_twice(index: HostIndex, user: UserId) -> None:
+    """Two requests of a chain, at 0 s."""
+    serve(index, user, 1, 0.0)
+    serve(index, user, 2, 0.0)
 
 
 def run_of(index: HostIndex, name: int) -> PageRun:
@@ -111,9 +120,9 @@ def test_a_chain_that_has_left_knows_its_turn_when_it_comes_back() -> None:
 
 
 def test_hints_go_before_what_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PageReuse, "worth_s", lambda self, run: 100.0 * (run.user == A))
+    later_turns_are_worth_more(monkeypatch)
     index = learning(6)
-    serve(index, A, 2, 0.0)
+    serve_twice(index, A)
     serve(index, B, 2, 1.0, first=100)
     serve(index, UserId(3), 2, 2.0, first=200)
     index.retain(A, Over())
@@ -224,12 +233,6 @@ def heads_go_by_their_own_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PageReuse, "worth_s", worth_s)
 
 
-def values_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages keep their place when their kind is worth something else."""
-    monkeypatch.setattr(ReuseChances, "most_s", property(lambda self: self.worth_s(5)))
-    monkeypatch.setattr(RunOrder, "value_anew", lambda self, now_s: None)
-
-
 def test_no_page_goes_before_those_that_go_on_from_it_whatever_was_learnt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -237,24 +240,33 @@ def test_no_page_goes_before_those_that_go_on_from_it_whatever_was_learnt(
     assert sum(map(num_orphans, range(4))) == 0
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [heads_go_by_their_own_worth, values_stay_as_they_were],
-    ids=lambda mutant: mutant.__name__,
-)
-def test_a_head_that_goes_too_early_is_found(
-    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_goes_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     any_advice(monkeypatch)
-    mutant(monkeypatch)
+    heads_go_by_their_own_worth(monkeypatch)
     assert sum(map(num_orphans, range(4))) > 0
 
 
 def test_other_policies_heed_nothing_that_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PageReuse, "worth_s", lambda self, run: 100.0)
-    worth_s = {}
-    for policy in (EvictionPolicy.LRU, EvictionPolicy.LFU, EvictionPolicy.REUSE):
+    later_turns_are_worth_more(monkeypatch)
+    is_kept = {}
+    for policy in (EvictionPolicy.LRU, EvictionPolicy.FIFO, EvictionPolicy.REUSE):
         index = HostIndex(make_geometry(1, (4,)), eviction=policy)
-        serve(index, A, 3, 0.0)
-        worth_s[policy.value] = run_of(index, 0).worth_s
-    assert worth_s == {"lru": 0.0, "lfu": 0.0, "reuse": 100.0}
+        serve_twice(index, A)
+        serve(index, B, 2, 1.0, first=100)
+        assert index.allocate(0) is not None
+        is_kept[policy.value] = index.find(0, key(1)) is not None
+    assert is_kept == {"lru": False, "fifo": False, "reuse": True}
+
+
+def test_a_review_moves_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = learning(40)
+    serve_twice(index, A)
+    for number in range(8):
+        serve(index, UserId(number + 2), 4, float(number), first=10 + 4 * number)
+    entries = [run.entry for run in index._evictable._runs if run is not None]
+    assert index._evictable.oldest(0, 50.0) == index.find(0, key(1))
+
+    later_turns_are_worth_more(monkeypatch)
+    index._evictable.note_review()
+    assert [run.entry for run in index._evictable._runs if run is not None] == entries
+    assert index._evictable.oldest(0, 50.0) == index.find(0, key(13))
