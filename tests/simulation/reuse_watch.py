@@ -105,15 +105,16 @@ class ReuseWatch:
         self._check_page(name)
         return True
 
-    def _sees_drop(self, page_id: HostPageId) -> None:
-        name = self._index.name(page_id)
-        assert name is not None, "what makes way is READY"
-        run = self._index._evictable.run_of(page_id)
-        if run.num_live == 1:
-            self._gone[_slot_of(name[1])] = name[1], turn_of(run.kind)
-        self._num_pages += 1
-        self._num_dropped += 1
-        self._make_way(page_id)
+    def _sees_drop(self, pages: Sequence[int]) -> None:
+        for place, page in enumerate(pages):
+            name = self._index.name(HostPageId(page))
+            assert name is not None, "what makes way is READY"
+            run = self._index._evictable.run_of(page)
+            if run.num_live == place + 1:
+                self._gone[_slot_of(name[1])] = name[1], turn_of(run.kind)
+        self._num_pages += len(pages)
+        self._num_dropped += len(pages)
+        self._make_way(pages)
 
     def _sees_rest(self, user: UserId) -> None:
         self._rest(user)

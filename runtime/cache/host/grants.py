@@ -88,17 +88,10 @@ class HostGrants:
         """Grant what the Scheduler lacks of its share among so many, as far as L2 has pages."""
         grants = []
         for group, granted in enumerate(self._pages):
-            new: list[HostPageId] = []
-            share = self._share(group, num_schedulers)
-            while len(granted) + len(new) < share:
-                page_id = self._index.allocate(group)
-                if page_id is None:
-                    break
-                new.append(page_id)
-
-            if new:
+            num_lacking = self._share(group, num_schedulers) - len(granted)
+            if new := self._index.allocate_some(group, num_lacking):
                 granted.update(new)
-                generations = int32_array(self._index.generation(page_id) for page_id in new)
+                generations = self._index.generations_of(new)
                 grants.append(
                     PagesGranted(
                         host_page_ids=int32_array(new), generations=generations, group=group

@@ -154,14 +154,22 @@ class HostIndex:
         Where no page is free, the least recently used one of the group goes, or another group's
         slab whose pages are all older than that.
         """
-        page_id = self._take_free(group)
-        if page_id is None:
-            if not self._take_unused_slab(group):
-                self._make_room(group)
+        return next(iter(self.allocate_some(group, 1)), None)
+
+    def allocate_some(self, group: int, num_pages: int) -> list[HostPageId]:
+        """Call `allocate` so many times; fewer pages if all are in use."""
+        pages: list[HostPageId] = []
+        while len(pages) < num_pages:
             page_id = self._take_free(group)
-        if page_id is not None:
+            if page_id is None:
+                if not self._take_unused_slab(group):
+                    self._make_room(group, num_pages - len(pages))
+                page_id = self._take_free(group)
+            if page_id is None:
+                break
             self._pages.hand_out(page_id)
-        return page_id
+            pages.append(page_id)
+        return pages
 
     def _take_free(self, group: int) -> HostPageId | None:
         free = self._groups[group].free
@@ -300,10 +308,9 @@ class HostIndex:
 
     def drop_unread(self, page_id: HostPageId) -> bool:
         """Drop a READY page unless somebody reads it. Returns whether it is gone."""
-        if page_id not in self._evictable:
-            return False
-        self._drop(page_id)
-        return True
+        if is_unread := page_id in self._evictable:
+            self._drop([page_id])
+        return is_unread
 
     def take_changes(self, group: int) -> tuple[list[PageKey], list[PageKey]]:
         """Keys that became READY, and keys that were dropped, since the last call; each once."""
@@ -311,54 +318,53 @@ class HostIndex:
         ready = [key for key, is_ready in changes.items() if is_ready]
         return ready, [key for key, is_ready in changes.items() if not is_ready]
 
-    def _drop(self, page_id: HostPageId) -> None:
-        group = self._pages.group_of(page_id)
+    def _drop(self, page_ids: Sequence[HostPageId]) -> None:
+        group = self._pages.group_of(page_ids[0])
         pages = self._groups[group]
-        key = self._pages.drop(page_id)
-        self._evictable.remove(group, page_id)
-        self.unwritten.forget(page_id)
-        pages.ready.remove(key)
-        pages.changes[key] = False
-        pages.free.append(page_id)
+        self._evictable.remove_all(group, np.array(page_ids, dtype=np.int64))
+        for page_id in page_ids:
+            key = self._pages.drop(page_id)
+            self.unwritten.forget(page_id)
+            pages.ready.remove(key)
+            pages.changes[key] = False
+        pages.free.extend(reversed(page_ids))
 
     def _take_unused_slab(self, group: int) -> bool:
         page_ids = self._pages.give_unused_slab(group)
-        self._add_free(group, page_ids)
+        self._groups[group].free.extend(reversed(page_ids))
         return bool(page_ids)
 
-    def _make_room(self, group: int) -> None:
+    def _make_room(self, group: int, num_pages: int) -> None:
+        """Make room for a page at least, and for no more than so many where a group is alone."""
         # A slab of another group is taken only if all its pages are older than the oldest page of
         # this group: they would go next anyway if all groups shared one list. So two groups do not
         # take a slab to and fro: once filled, its pages are the newest of this group.
-        oldest = self._evictable.oldest(group, self._now_s)
-        if oldest is not None and self._evictable.goes_before_all(oldest):
-            self._make_way(HostPageId(oldest))
-            return
+        most = num_pages if self.num_groups == 1 else 1
+        oldest = self._evictable.oldest(group, self._now_s, most)
         slab = self._pages.oldest_slab_of_others(group)
-        if slab is not None and (
-            oldest is None or self._pages.is_slab_older(slab, HostPageId(oldest))
+        if oldest and (
+            slab is None
+            or self._evictable.goes_before_all(oldest[0])
+            or not self._pages.is_slab_older(slab, HostPageId(oldest[0]))
         ):
+            self._make_way(oldest)
+        elif slab is not None:
             self._take_slab(slab, group)
-        elif oldest is not None:
-            self._make_way(HostPageId(oldest))
 
-    def _make_way(self, page_id: HostPageId) -> None:
-        """Drop a READY page that nobody reads, as there is no room for it."""
-        key = self._pages.key(page_id)
-        if self._reuse is not None and key is not None:
-            self._reuse.made_way(self._evictable.run_of(page_id), key)
-        self._drop(page_id)
+    def _make_way(self, pages: Sequence[int]) -> None:
+        """Drop READY pages of one run that nobody reads, as there is no room for them."""
+        page_ids = list(map(HostPageId, pages))
+        if self._reuse is not None:
+            keys = list(filter(None, map(self._pages.key, page_ids)))
+            self._reuse.made_way(self._evictable.run_of(page_ids[0]), keys)
+        self._drop(page_ids)
 
     def _take_slab(self, slab: int, group: int) -> None:
         for page_id in self._pages.slab_pages(slab):
             if self.state(page_id) is HostPageState.READY:
-                self._make_way(page_id)
-        self._add_free(group, self._pages.move_slab(slab, group))
+                self._make_way([page_id])
+        self._groups[group].free.extend(reversed(self._pages.move_slab(slab, group)))
         self.num_slabs_taken += 1
-
-    def _add_free(self, group: int, page_ids: list[HostPageId]) -> None:
-        # Pages are handed out from the end of the list, so that low ids go first.
-        self._groups[group].free.extend(reversed(page_ids))
 
     def check(self) -> None:
         """Raise AccountingError unless pages, names and lists agree; O(pages)."""

@@ -72,12 +72,13 @@ class PageReuse:
         worth_s = self._chances.worth_s
         return min(worth_s(run.kind), worth_s(kind_of_used(run.kind)))
 
-    def made_way(self, run: PageRun, key: PageKey) -> None:
-        """Note that a page of a run is to make way for another one."""
-        self._chances.dropped(run.kind, run.origin.came_s, 1)
-        if run.num_live == 1:
+    def made_way(self, run: PageRun, keys: Sequence[PageKey]) -> None:
+        """Note that pages of a run are to make way for others, in this order."""
+        for _ in keys:
+            self._chances.dropped(run.kind, run.origin.came_s, 1)
+        if run.num_live == len(keys):
             # The last of a run to go is the first of its chain.
-            self._chances.gone(key, run.kind, run.origin.came_s, len(run.pages))
+            self._chances.gone(keys[-1], run.kind, run.origin.came_s, len(run.pages))
 
     def check(self) -> None:
         """Raise AccountingError unless all that was learnt is possible."""

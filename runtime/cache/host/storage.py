@@ -131,7 +131,8 @@ class HostStorage:
             if page_id is not None and self.writes.add(page_id, Turn.FILL):
                 self._counters["l3_pages_lacking"] += 1
 
-        self._retention.note_written(self.writes.take_written(), now_s)
+        if written := self.writes.take_written():
+            self._retention.note_written(written, now_s)
         self.orders.retain(self._retention.take_object_hints())
         self.fetching.dispatch(now_s)
         self.writes.dispatch(now_s)

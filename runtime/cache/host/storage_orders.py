@@ -134,8 +134,9 @@ class StorageOrders:
     @property
     def is_readable(self) -> bool:
         """Whether L3 is asked and read; if not, probes and late answers show when it is again."""
-        are_closed = all(self._breakers[kind].state is BreakerState.CLOSED for kind in _FOR_READING)
-        return self.is_in_use and self.pid is not None and are_closed
+        if not self.is_in_use or self.pid is None:
+            return False
+        return all(self._breakers[kind].state is BreakerState.CLOSED for kind in _FOR_READING)
 
     def is_writable(self, now_s: float) -> bool:
         """Whether a write may be ordered now. What cannot be read is not worth writing."""

@@ -30,9 +30,13 @@ class _Leaves:
         self.parents[block] = parent
         self._num_children[parent] = self._num_children.get(parent, 0) + 1
 
-    def set_key(self, block: int, key: _Key) -> None:
-        self._keys[block] = key
-        self.push(block)
+    def use(self, chain: Chain, ranks: Sequence[int]) -> None:
+        """Give the blocks of a chain their keys, of equals the deepest goes first."""
+        for place, block in enumerate(chain):
+            self._keys[block] = ranks[place], -place
+        # The others are no leaves.
+        if chain:
+            self.push(chain[-1])
 
     def push(self, block: int) -> None:
         if block in self.parents and not self._num_children.get(block):
@@ -192,13 +196,14 @@ def _replay(
             num_known += 1
         found.append(min(num_known, num_prompt))
 
-        parent = -1
-        for place, block in enumerate(blocks):
-            if place >= num_known:
-                if len(leaves.parents) >= num_blocks and not leaves.drop_first(in_use):
-                    break
-                leaves.add(block, parent)
-            # Of equals the deepest goes first.
-            leaves.set_key(block, (rank[place], -place))
+        # What is in use stays meanwhile, whatever its key is.
+        num_there = num_known
+        parent = blocks[num_known - 1] if num_known else -1
+        for block in blocks[num_known:]:
+            if len(leaves.parents) >= num_blocks and not leaves.drop_first(in_use):
+                break
+            leaves.add(block, parent)
             parent = block
+            num_there += 1
+        leaves.use(blocks[:num_there], rank)
     return found

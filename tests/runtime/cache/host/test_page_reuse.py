@@ -264,9 +264,9 @@ def test_a_review_moves_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(8):
         serve(index, UserId(number + 2), 4, float(number), first=10 + 4 * number)
     entries = [run.entry for run in index._evictable._runs if run is not None]
-    assert index._evictable.oldest(0, 50.0) == index.find(0, key(1))
+    assert index._evictable.oldest(0, 50.0, 1) == [index.find(0, key(1))]
 
     later_turns_are_worth_more(monkeypatch)
     index._evictable.note_review()
     assert [run.entry for run in index._evictable._runs if run is not None] == entries
-    assert index._evictable.oldest(0, 50.0) == index.find(0, key(13))
+    assert index._evictable.oldest(0, 50.0, 1) == [index.find(0, key(13))]

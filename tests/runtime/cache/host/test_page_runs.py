@@ -34,10 +34,10 @@ def num_pages(concerned: list[HintedPages]) -> int:
 def going(runs: PageRuns, now_s: float) -> list[int]:
     """Take all pages out, in the order in which they go."""
     order = []
-    while (page := runs.oldest(0, now_s)) is not None:
-        runs.remove(0, page)
+    while oldest := runs.oldest(0, now_s, 1):
+        runs.remove(0, oldest[0])
         runs.check()
-        order.append(page)
+        order += oldest
     return order
 
 
@@ -79,9 +79,9 @@ def test_a_pause_demotes_and_its_end_brings_back() -> None:
     runs.use(0, pages(1), A, Idle(100.0), 100.0)
     runs.use(0, pages(2), B, Idle(90.0), 90.0)
     runs.retain(A, Away(160.0), 100.0)
-    assert runs.oldest(0, 100.0) == 1
-    assert runs.oldest(0, 124.0) == 1, "counts as used at 88"
-    assert runs.oldest(0, 126.0) == 2, "counts as used at 92"
+    assert runs.oldest(0, 100.0, 1) == [1]
+    assert runs.oldest(0, 124.0, 1) == [1], "counts as used at 88"
+    assert runs.oldest(0, 126.0, 1) == [2], "counts as used at 92"
 
 
 def test_kept_pages_go_last_and_are_never_held_for_ever() -> None:
