@@ -260,9 +260,9 @@ class Askings:
 
         is_last = delta.finished is not None or delta.failure is not None
         if len(delta.token_ids):
-            self._choice.answered(delta.asking, is_last=False)
+            self._choice.answered(delta.asking, delta.request_id, is_last=False)
         if is_left or is_last:
-            self._choice.answered(delta.asking, is_last=True)
+            self._choice.answered(delta.asking, delta.request_id, is_last=True)
             line.answered(delta.asking)
         if is_last:
             self._release(delta.request_id, delta.asking)

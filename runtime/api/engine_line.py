@@ -131,7 +131,7 @@ class ChooseLine(Protocol):
     ) -> SubmitRequest | PrefetchPrompt:
         """What is asked goes where something is that it belongs to; returns what to send."""
 
-    def answered(self, asking: AskingId, *, is_last: bool) -> None:
+    def answered(self, asking: AskingId, request_id: RequestId, *, is_last: bool) -> None:
         """Tokens of an asking have come, or its last delta; told again, nothing happens."""
 
     def ended(self, asking: AskingId, request_id: RequestId) -> None:
@@ -248,7 +248,7 @@ class EngineLines:
         with contextlib.suppress(EngineDead):
             line.send(AbortRequest(asking=asking, request_id=request_id))
         line.answered(asking)
-        self._choice.answered(asking, is_last=True)
+        self._choice.answered(asking, request_id, is_last=True)
 
     def tell_all(self, message: FromClient) -> None:
         """Send something to every engine. Raises EngineDead if there is none."""

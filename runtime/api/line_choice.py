@@ -51,7 +51,7 @@ class SessionLines:
         """Nothing is counted."""
         return message
 
-    def answered(self, asking: AskingId, *, is_last: bool) -> None:
+    def answered(self, asking: AskingId, request_id: RequestId, *, is_last: bool) -> None:
         """Nothing was predicted."""
 
     def ended(self, asking: AskingId, request_id: RequestId) -> None:

@@ -10,8 +10,8 @@ from raydix.errors import EngineDead
 from raydix.ids import AskingId, NodeId, RequestId
 from raydix.runtime.api.engine_line import EngineLine
 from raydix.runtime.api.line_choice import by_session
+from raydix.runtime.api.prompt_keys import PromptKeys
 from raydix.runtime.api.routing_figures import RoutingFigures
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.messages.client import (
     AbortRequest,
     ExpectRequest,
@@ -69,6 +69,7 @@ class LineRouter:
         self._nodes: dict[str, NodeId] = {}
         """The number of the link to each engine, by the engine's name."""
         self._lines: dict[NodeId, EngineLine] = {}
+        self._prompt_keys = PromptKeys()
         self._begun = LastPlaces[_Begun]()
         """Where requests go on of which one engine was asked for the first token alone."""
 
@@ -177,8 +178,10 @@ class LineRouter:
             with contextlib.suppress(EngineDead):
                 line.send(AbortRequest(asking=begun.expected_as, request_id=request_id))
 
-    def answered(self, asking: AskingId, *, is_last: bool) -> None:
+    def answered(self, asking: AskingId, request_id: RequestId, *, is_last: bool) -> None:
         """The first tokens of an asking have come, or there will be none."""
+        if not is_last:
+            self._prompt_keys.forget(request_id)
         if is_last:
             self._ingress.release(_name(asking))
             return
@@ -192,6 +195,7 @@ class LineRouter:
 
     def ended(self, asking: AskingId, request_id: RequestId) -> None:
         """An asking has ended, and nothing goes on elsewhere: who expects the rest is told."""
+        self._prompt_keys.forget(request_id)
         begun = self._begun.place_of(request_id)
         if begun is not None and begun.asked_as == _name(asking):
             self._take_back(request_id)
@@ -206,11 +210,14 @@ class LineRouter:
         return self._ingress.first_token_s(self._asking(message), self._clock(), nodes) or 0.0
 
     def _asking(self, message: SubmitRequest) -> Asking:
-        packed, root = pack_tokens(message.token_ids), root_key(cache_salt=message.cache_salt)
-        keys = {size: extend_keys(root, packed, size) for size in sorted(self._ingress.page_sizes)}
         return Asking(
             request_id=_name(message.asking),
-            keys=keys,
+            keys=self._prompt_keys.of(
+                message.request_id,
+                message.token_ids,
+                message.cache_salt,
+                self._ingress.page_sizes,
+            ),
             num_tokens=len(message.token_ids),
             session_id=message.session_id,
             may_be_split=_may_be_split(message),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from raydix.ids import RequestId
+from raydix.runtime.api import prompt_keys
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.line_router import LineRouter
 from raydix.runtime.api.model_limits import ModelLimits
@@ -52,7 +53,7 @@ class Told:
         self.now_s = 0.0
         self.links = {"a": FakeLink(), "b": FakeLink()}
         self.figures = RoutingFigures(self.links)
-        router = LineRouter(policy_of(name), self.figures, lambda: self.now_s)
+        self.router = router = LineRouter(policy_of(name), self.figures, lambda: self.now_s)
         limits = ModelLimits.of(FakeHandle("model").facts)
         self.client = EngineClient(limits, None, lambda name: None, router)
         for engine, link in self.links.items():
@@ -123,6 +124,34 @@ async def test_a_prefix_of_another_salt_is_not_there(told):
 
     assert (await told.ask(PROMPT, cache_salt="mine"))[1].endswith("l1=0, l2=0, peer=0")
     assert (await told.ask(PROMPT, cache_salt="other"))[0] == "b"
+
+
+async def test_who_asks_again_hashes_nothing_anew_and_keeps_no_keys_of_what_is_answered(
+    told, monkeypatch
+):
+    hashed = []
+
+    def counted(root, packed, size):
+        hashed.append(size)
+        return extend_keys(root, packed, size)
+
+    monkeypatch.setattr(prompt_keys, "extend_keys", counted)
+    for engine in "ab":
+        await told.tell(engine, is_anew=True)
+    first, _ = await told.ask(PROMPT)
+    second = "b" if first == "a" else "a"
+    told.links[first].break_off()
+    await turns()
+
+    [again] = told.links[second].sent_of(SubmitRequest)
+    assert hashed == [PAGE_SIZE]
+    assert len(told.router._prompt_keys) == 1
+
+    told.links[second].deliver(delta(again.request_id, [5], asking=again.asking))
+    await turns()
+    assert len(told.router._prompt_keys) == 0
+    assert (await told.ask([*PROMPT, 1]))[0] == second
+    assert hashed == [PAGE_SIZE] * 2
 
 
 async def test_after_a_flush_it_goes_there_no_more(told):
