@@ -16,16 +16,12 @@ from tests.simulation.workload import Workload, draw_workload, run_workload
 _NUM_SEEDS = 150
 _SEEDS_PER_TEST = 5
 _NUM_IN_PIECES = 10
-_FOR_REACH = range(20, 35)
-"""The cheapest range of this length that reaches everything, most of it many times."""
-_DRAWN = [
-    *range(0, _FOR_REACH.start, _SEEDS_PER_TEST),
-    *range(_FOR_REACH.stop, _NUM_SEEDS, _SEEDS_PER_TEST),
-]
+_FOR_REACH = (2, 16, 23, 31, 32, 34, 56)
+"""Cheap seeds of which two at least reach each tier and reason."""
 
 
 @pytest.mark.part
-@pytest.mark.parametrize("first_seed", _DRAWN)
+@pytest.mark.parametrize("first_seed", range(0, _NUM_SEEDS, _SEEDS_PER_TEST))
 def test_random_workloads_end_exactly(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + _SEEDS_PER_TEST):
         run_workload(draw_workload(seed))
