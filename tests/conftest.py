@@ -67,6 +67,12 @@ def unspared_objects() -> Iterator[None]:
         yield
 
 
+def pytest_collection_finish() -> None:
+    """The collector of garbage looks through modules and thousands of tests no more: they stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests for GPUs are skipped where there are too few."""
     needed = 1 if item.get_closest_marker("gpu") else 0

@@ -23,6 +23,9 @@ NODE = {
     "memory": 2 << 30,
     "object_store_memory": 80 << 20,
     "include_dashboard": False,
+    # Nothing reads what they tell, and each takes seconds of a core.
+    "include_log_monitor": False,
+    "no_monitor": True,
 }
 REPLICA = "HttpReplica"
 """What Ray calls the process of a replica that speaks HTTP, in part."""
