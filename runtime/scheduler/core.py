@@ -129,7 +129,6 @@ class SchedulerCore:
 
     def decide(self, now_s: float) -> list[Effect]:
         """Plan, after all that was heard at `now_s`; effects are to be carried out in order."""
-        self._grammars.drop_left()
         self._sleep.advance(now_s)
         num_left = self._placing.place_some(now_s, until_s=self._sleep.placed_until_s)
         if self._requests.hints and not self._requests.unplaced:
@@ -152,6 +151,8 @@ class SchedulerCore:
         if self._page_news.has_more and self._followers.tell():
             self._timers.add(now_s)
         self._routing_news.tell(now_s)
+        # Requests end above, too: nobody may come for a while who would notice later.
+        self._grammars.drop_left()
         # Plans go first, over links of their own: devices may wait for them.
         return [*sent, *self._outbox.take()]
 

@@ -184,6 +184,9 @@ def check_told(core: SchedulerCore, delta: RequestDelta) -> None:
     """Raise MistoldPrefetch if a prefetch ends, and who asks for it would hear something else."""
     if delta.finished is not FinishReason.PREFETCH:
         return
+    # What was heard together with the end may have taken its name: then that is told of.
+    if delta.request_id in core._requests.hints:
+        return
     told = core.prefetch_state(delta.request_id)
     if told is None or told["tokens_by_source"] != delta.cached_tokens_by_source:
         raise MistoldPrefetch(f"{delta.request_id}: {told} instead of {delta}")

@@ -164,6 +164,16 @@ def test_a_grammar_is_dropped_when_the_last_one_that_waits_for_it_ends() -> None
     assert driver.compilations[-1] == driver.compilations[0]
 
 
+def test_a_grammar_is_dropped_though_who_waits_for_it_ends_as_the_engine_sleeps() -> None:
+    driver = Driver(max_asleep_wait_s=1.0, num_lanes=1)
+    driver.send(events.FallAsleep(with_weights=False))
+    name = driver.submit(PROMPT, grammar=DIGITS)
+    driver.wait(2.0)
+
+    assert driver.endings == [name]
+    assert driver.compilations[-1] == DropGrammar(key=DIGITS.key())
+
+
 def test_what_was_dropped_may_come_all_the_same() -> None:
     driver = Driver()
     driver.abort(driver.submit(PROMPT, grammar=DIGITS))
