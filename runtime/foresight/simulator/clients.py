@@ -64,6 +64,8 @@ class Clients:
         self.answers: list[Answer] = []
         """All answers, in the order in which requests came."""
         self.num_ended = 0
+        self.last_news_s = 0.0
+        """When somebody last heard a token or an end, or is to ask, which may be yet to come."""
         self._followers: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             if request.follows is None:
@@ -77,6 +79,7 @@ class Clients:
         return self.num_ended == len(self._requests)
 
     def _come(self, number: int, time_s: float) -> None:
+        self.last_news_s = max(self.last_news_s, time_s)
         self._world.clock.at(time_s, lambda: self._begin(number))
 
     def _begin(self, number: int) -> None:
@@ -157,11 +160,13 @@ class Clients:
             return
         if answer.first_token_s is None:
             answer.first_token_s = self._world.now_s
+        self.last_news_s = max(self.last_news_s, self._world.now_s)
         self._front.note_first_token(asking)
         answer.tokens += tokens
 
     def _end(self, answer: Answer) -> None:
         answer.ended_s = self._world.now_s
+        self.last_news_s = max(self.last_news_s, answer.ended_s)
         self.num_ended += 1
         if answer.failure is None:
             self._compare(answer)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from raydix.errors import ConfigError
 from raydix.runtime.config.values import Section
 
-Seconds = Annotated[float, Field(ge=0.0)]
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0.0, le=2.0)]
 """The standard deviation of the logarithm of a time; 0: it always takes as long."""
 
@@ -40,7 +40,7 @@ class CopyTimes(Section):
 
     fixed_s: Seconds = 0.0
     """What a copy takes whatever its size is."""
-    bytes_per_s: Annotated[float, Field(gt=0.0)]
+    bytes_per_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     spread: Spread = 0.0
 
     def seconds(self, num_bytes: float) -> float:

@@ -27,9 +27,11 @@ def test_errors_name_the_file_and_the_field(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_profile(tmp_path / "absent.json")
     path = tmp_path / "profile.json"
-    path.write_text(PROFILE.model_dump_json().replace('"fixed_s":0.002', '"fixed_s":-1.0', 1))
-    with pytest.raises(ConfigError, match=r"profile.json is no profile: step.fixed_s"):
-        read_profile(path)
+    for wrong in ("-1.0", "1e999", "NaN"):
+        text = PROFILE.model_dump_json().replace('"fixed_s":0.002', f'"fixed_s":{wrong}', 1)
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"profile.json is no profile: step.fixed_s"):
+            read_profile(path)
 
 
 def test_factors_have_the_mean_one() -> None:

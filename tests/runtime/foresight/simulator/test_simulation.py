@@ -9,8 +9,15 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.runtime.foresight.simulator.clients import WrongAnswer
+from raydix.runtime.foresight.simulator.device import LaneDevice
 from raydix.runtime.foresight.simulator.requests import ClientRequest
-from raydix.runtime.foresight.simulator.simulation import KillKind, Outcome, Service, Simulation
+from raydix.runtime.foresight.simulator.simulation import (
+    KillKind,
+    Outcome,
+    Service,
+    Simulation,
+    Stuck,
+)
 from raydix.runtime.foresight.simulator.world import Rules
 from raydix.runtime.messages.client import SubmitRequest
 from raydix.runtime.routing.policies import RoundRobin
@@ -110,6 +117,21 @@ def test_a_closed_loop_waits_for_the_answer() -> None:
     answer, later = simulation.clients.answers
     assert answer.ended_s is not None
     assert later.asked_s == pytest.approx(answer.ended_s + 2.0)
+
+
+def test_pauses_of_days_are_waited_for() -> None:
+    days = [made_request(1, 6, 0.0, follows=turn - 1, pause_s=100_000.0) for turn in (1, 2)]
+    outcome = simulate(made_service(), [made_request(1, 6, 0.0), *days])
+    assert outcome.num_requests == 3
+    assert outcome.duration_s > 200_000.0
+
+
+def test_who_is_never_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: steps are never told of."""
+    monkeypatch.setattr(LaneDevice, "carry_out", lambda self, plan: ())
+    service = made_service(scheduler={"step_deadline_s": 1e9, "first_step_deadline_s": 1e9})
+    with pytest.raises(Stuck, match="1 requests wait for ever"):
+        simulate(service, [made_request(1, 6, 0.0)])
 
 
 def test_one_token_for_four_takes_as_long_as_four() -> None:
