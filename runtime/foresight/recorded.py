@@ -1,5 +1,6 @@
 """A recording of a running engine, part by part, and the trace that is made of it."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
@@ -89,16 +90,13 @@ def with_hints(
         if request.session is not None:
             of_session.setdefault(request.session, []).append(index)
     for hint in sorted(hints, key=lambda each: each.time_s):
-        before = [
-            index
-            for index in of_session.get(hint.session, ())
-            if found[index].arrival_s <= hint.time_s
-        ]
-        if not before:
+        turns = of_session.get(hint.session, [])
+        num_before = bisect_right(turns, hint.time_s, key=lambda index: found[index].arrival_s)
+        if not num_before:
             continue
-        request = found[before[-1]]
-        late_s = max(0.0, hint.time_s - request.end_s)
-        found[before[-1]] = replace(request, retention=_later(hint.retention, late_s))
+        last = turns[num_before - 1]
+        late_s = max(0.0, hint.time_s - found[last].end_s)
+        found[last] = replace(found[last], retention=_later(hint.retention, late_s))
     return found
 
 

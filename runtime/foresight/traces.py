@@ -10,7 +10,6 @@ whole ones.
 
 import gzip
 import json
-import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,9 @@ from raydix.runtime.messages.retention import (
 BLOCK_TOKENS = 512
 """Tokens per block of Mooncake's own traces, and of others that do not say."""
 _EXPECTED = "expected an object with timestamp, input_length, output_length and hash_ids."
+_MOST_MS = 1e15
+"""Times beyond 30,000 years are in another unit."""
+_MOST_TOKENS = 2**31 - 1
 PREFILL_TOKENS_PER_S = 20_000
 DECODE_TOKENS_PER_S = 60
 """How long an answer takes: as the agentic trace was made."""
@@ -230,18 +232,20 @@ def _what_is_wrong(row: Any) -> str | None:
         if name not in row:
             return f"{name} is missing"
 
-    # `type`, as a bool is an int, too.
-    timestamp = row["timestamp"]
-    if type(timestamp) not in (int, float) or not 0 <= timestamp < math.inf:
-        return f"timestamp is {timestamp!r}, no number of 0 or more"
+    for name in ("timestamp", "delay"):
+        value = row.get(name, 0)
+        # `type`, as a bool is an int, too.
+        if type(value) not in (int, float) or not 0 <= value <= _MOST_MS:
+            return f"{name} is {value!r:.40}, no number from 0 to {_MOST_MS:g}"
     for name, least in (("input_length", 1), ("output_length", 0)):
-        if type(row[name]) is not int or row[name] < least:
-            return f"{name} is {row[name]!r}, no whole number of {least} or more"
-    delay, priority = row.get("delay", 0), row.get("priority", 0)
-    if type(delay) not in (int, float) or not 0 <= delay < math.inf:
-        return f"delay is {delay!r}, no number of 0 or more"
+        value = row[name]
+        if type(value) is not int or not least <= value <= _MOST_TOKENS:
+            return f"{name} is {value!r:.40}, no whole number from {least} to {_MOST_TOKENS}"
+    priority, session = row.get("priority", 0), row.get("session_id")
     if type(priority) is not int:
-        return f"priority is {priority!r}, no whole number"
+        return f"priority is {priority!r:.40}, no whole number"
+    if session is not None and type(session) not in (int, str):
+        return f"session_id is {session!r:.40}, no text and no whole number"
     hint = row.get("retention")
     if hint is not None and retention_from(hint) is None:
         return f"retention is {hint!r:.80}, none of {RETENTION_FORMS}"

@@ -85,7 +85,9 @@ class Node:
         """An engine has ended for good, and all its processes have exited."""
         self.engines.remove(engine)
         self.arena_users.remove(engine.name)
-        self.to_host(host_events.SchedulerEnded(engine.name))
+        if self.host_memory is not None:
+            # In order: what its links have brought before is heard before.
+            self.host_memory.post(host_events.SchedulerEnded(engine.name))
 
     @property
     def host(self) -> HostMemoryCore | None:

@@ -162,9 +162,7 @@ class Simulation:
         Raises Stuck if some never would, and WrongAnswer if a client hears what it must not.
         """
         clients, world = self.clients, self._world
-        world.clock.run(
-            lambda: clients.is_done or world.now_s > clients.last_news_s + _PATIENCE_S
-        )
+        world.clock.run(lambda: clients.is_done or world.now_s > clients.last_news_s + _PATIENCE_S)
         if not clients.is_done:
             num_open = len(self._requests) - self.clients.num_ended
             raise Stuck(f"{num_open} requests wait for ever, at {self._world.now_s} s")

@@ -1,5 +1,6 @@
 """A recording becomes a trace that is read back with all that was recorded."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from raydix.runtime.cli.load.traces import read_requests
 from raydix.runtime.config.policies import EvictionPolicy
 from raydix.runtime.foresight.plan.limits import infinite_blocks, lru_blocks, min_blocks
 from raydix.runtime.foresight.plan.quick import HostTier, Tier, TreeTier
-from raydix.runtime.foresight.recorded import RecordedTrace
+from raydix.runtime.foresight.recorded import RecordedTrace, with_hints
 from raydix.runtime.foresight.simulator.requests import requests_of, tokens_of_request
 from raydix.runtime.foresight.traces import (
     TraceRequest,
@@ -207,12 +208,30 @@ def test_blocks_of_another_size_than_the_trace_says_are_refused(tmp_path: Path) 
         block_tokens_of(path, None)
 
 
+def test_thousands_of_hints_of_one_session_go_to_their_turns_at_once() -> None:
+    """Compared as so many pairs they would take minutes."""
+    num = 20_000
+    turns = [asked(2.0 * turn, [turn], session=b"s") for turn in range(num)]
+    hints = [
+        RecordedHint(time_s=2.0 * turn + 1.5, session=b"s", retention=soon(turn))
+        for turn in range(num)
+    ]
+    began_s = time.process_time()
+    found = with_hints(turns, hints)
+    assert time.process_time() - began_s < 20.0
+    assert [each.retention.seconds // 1 for each in found if each.retention] == list(range(num))
+
+
 @pytest.mark.parametrize(
     ("field", "words"),
     [
         ('"retention": {"end": 1}', "retention is {'end': 1}, none of"),
         ('"priority": 1.5', "priority is 1.5"),
         ('"delay": -1', "delay is -1"),
+        (f'"delay": 1{400 * "0"}', "delay is 1000"),
+        (f'"timestamp": 1{400 * "0"}', "timestamp is 1000"),
+        (f'"output_length": 1{400 * "0"}', "output_length is 1000"),
+        ('"session_id": ["a"]', "session_id is ['a'], no text"),
     ],
 )
 def test_a_wrong_hint_or_number_is_told_with_its_line(
