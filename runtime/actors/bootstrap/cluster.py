@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import ray
-from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
@@ -77,9 +76,6 @@ class PrivateCluster:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-        # It reads all logs for drivers that want them, which this one does not: actors tell the
-        # engine's log themselves. Ray has no setting that leaves it out.
-        ray_worker._global_node.kill_log_monitor(check_alive=False)
 
     @property
     def ray_folder(self) -> str:
