@@ -91,10 +91,11 @@ class HttpOptions:
     is_shared: bool = False
     """Whether who listens outlives this process: Ray Serve, for one version after the other."""
 
-    def of_service(self) -> "HttpOptions":
+    def of_service(self, num_models: int) -> "HttpOptions":
         """The same for a service: replicas of Ray Serve, one if nothing else is said."""
         if self.http is None:
-            return self
+            # The services of several models are called after these.
+            return replace(self, model_names=()) if num_models > 1 else self
         return replace(self, num_replicas=self.num_replicas or 1, is_shared=True)
 
     @property

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -116,7 +116,7 @@ def serve(
     """
     sections = lazy_storage(lazy, sections_of(settings))
     given: Sequence[str | None] = sources or [None]
-    configs = [load_config(source, sections) for source in given]
+    configs = load_all(given, sections)
     if secret_file is not None and listen is None:
         raise ConfigError("--secret-file is for clients on other hosts. Add --listen HOST:PORT.")
     rule = rule_of(nodes, autoscale, len(configs))
@@ -129,13 +129,13 @@ def serve(
         http, http_replicas, keys, tuple(model_name or ()), tuple(cors_origins or ())
     )
     if rule is not None:
-        options = options.of_service()
+        options = options.of_service(len(configs))
     for config in configs:
         require_distinct_ports(config, http=http, listen=listen)
         configs_by_role(config, prefill_nodes)
     require_one_cluster(configs)
     front = read_http_options(options, address)
-    models = model_names_of(options.model_names, [config.model.path for config in configs])
+    models = model_names_of(model_name or (), [config.model.path for config in configs])
     if dry_run:
         for config in configs:
             print_report(config)
@@ -147,6 +147,19 @@ def serve(
         what = ServiceOptions(name, address, rule, drain_s, routing, prefill_nodes)
     with logging_to_console(format_json if log_json else format_text, _ACTOR):
         _keep_up(dict(zip(models, configs, strict=True)), what, front)
+
+
+def load_all(sources: Sequence[str | None], sections: Mapping[str, Any]) -> list[EngineConfig]:
+    """The configurations of all models. Raises ConfigError, of several with the source."""
+    configs = []
+    for source in sources:
+        try:
+            configs.append(load_config(source, sections))
+        except ConfigError as error:
+            if len(sources) == 1:
+                raise
+            raise ConfigError(f"{source}: {error}") from error
+    return configs
 
 
 def _keep_up(

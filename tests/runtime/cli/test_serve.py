@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,27 @@ def test_what_is_no_name_is_refused_before_anything_starts(
         assert run("serve", checkpoint, "--name", "bad name/1", *more) == 1
         told = capsys.readouterr().err
         assert "--name is 'bad name/1'; expected up to 100 letters, digits, '.', '_' and" in told
+
+
+def test_of_several_configurations_the_wrong_one_is_named(
+    run: Callable[..., int], checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    half = tmp_path / "half.yaml"
+    half.write_text("cache: {l1: {num_pages: 256}}")
+    assert run("serve", checkpoint, str(half), "--nodes", "1") == 1
+    assert f"{half}: model is missing" in " ".join(capsys.readouterr().err.split())
+    assert run("serve", str(half)) == 1
+    assert capsys.readouterr().err.startswith("ConfigError: model is missing")
+
+
+def test_models_of_one_name_have_others_without_http_too(
+    run: Callable[..., int], checkpoint: str, capsys: pytest.CaptureFixture
+) -> None:
+    names = ("--model-name", "a", "--model-name", "b", "--address", "127.0.0.1:1")
+    assert run("serve", checkpoint, checkpoint, *names) == 1
+    assert "no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert run("serve", checkpoint, "--nodes", "1", *names[:2]) == 1
+    assert "are for HTTP. Add --http HOST:PORT" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_engine_that_was_stopped_ends_serve_without_an_error(
