@@ -253,6 +253,17 @@ def _what_is_wrong(row: Any) -> str | None:
         ids = row.get(name, [])
         if not isinstance(ids, list) or any(type(each) not in (int, str) for each in ids):
             return f"{name} is no list of numbers or texts"
+    return _what_comes_twice([*row["hash_ids"], *row.get("answer_hash_ids", [])])
+
+
+def _what_comes_twice(ids: Sequence[int | str]) -> str | None:
+    """What is wrong with the ids of one request's blocks; None: nothing is."""
+    seen: set[int | str] = set()
+    for each in ids:
+        if each in seen:
+            text = "though each id stands for its block and all before it"
+            return f"hash_ids and answer_hash_ids name {each!r:.40} twice, {text}"
+        seen.add(each)
     return None
 
 

@@ -174,7 +174,7 @@ def test_a_simulated_prompt_repeats_what_was_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
-        ("[1, 2]", "line 1 has 2 answer_hash_ids; expected 1 at most"),
+        ("[7, 8]", "line 1 has 2 answer_hash_ids; expected 1 at most"),
         ("[1.5]", "answer_hash_ids is no list of numbers or texts"),
         ("7", "answer_hash_ids is no list"),
     ],
@@ -232,6 +232,8 @@ def test_thousands_of_hints_of_one_session_go_to_their_turns_at_once() -> None:
         (f'"timestamp": 1{400 * "0"}', "timestamp is 1000"),
         (f'"output_length": 1{400 * "0"}', "output_length is 1000"),
         ('"session_id": ["a"]', "session_id is ['a'], no text"),
+        ('"hash_ids": [4, 5, 4]', "hash_ids and answer_hash_ids name 4 twice"),
+        ('"answer_hash_ids": [0]', "hash_ids and answer_hash_ids name 0 twice"),
     ],
 )
 def test_a_wrong_hint_or_number_is_told_with_its_line(
