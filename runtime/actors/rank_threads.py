@@ -6,6 +6,7 @@ reports them. The reporter thread reports loads and backups, also when no step r
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -113,8 +114,9 @@ class RankThreads:
     def stop(self) -> None:
         """Close the link, finish what is in flight and end the threads, whatever peers do."""
         self._hang_up()
+        give_up_s = time.monotonic() + FINISH_S
         for thread in self.threads:
-            thread.join(FINISH_S)
+            thread.join(max(0.0, give_up_s - time.monotonic()))
         # A peer that stopped before it received the last plan leaves this rank stuck in it.
         self.model.close()
         self._copies.abandon_peers()

@@ -28,12 +28,15 @@ def random_weight(outputs: int, inputs: int, *, bias: bool = False) -> ScaledWei
 
 def restored(weight: ScaledWeight) -> Tensor:
     """The matrix as floats, number by number."""
-    numbers = weight.numbers.matrix_OC.float()
-    out = torch.empty_like(numbers)
-    for o in range(numbers.shape[0]):
-        for c in range(numbers.shape[1]):
-            out[o, c] = numbers[o, c] * weight.scales_BD[o // BLOCK[0], c // BLOCK[1]]
-    return out
+    # As numbers of Python: a product of these two is exact in them, and rounded once at the end.
+    scales = weight.scales_BD.tolist()
+    rows = weight.numbers.matrix_OC.float().tolist()
+    return torch.tensor(
+        [
+            [number * scales[o // BLOCK[0]][c // BLOCK[1]] for c, number in enumerate(row)]
+            for o, row in enumerate(rows)
+        ]
+    )
 
 
 def test_inputs_are_rounded_by_token_and_128_of_them() -> None:

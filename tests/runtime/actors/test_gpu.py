@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from raydix.runtime.actors import gpu
+from raydix.runtime.actors import gpu, rank_threads
 from raydix.runtime.actors.gpu import GpuActor, GpuSetup
 from raydix.runtime.actors.gpu_model import GpuModel, LoadedGpuModel, RankPlace
 from raydix.runtime.actors.links.link import BlockingLink, Link, LinkClosed
@@ -188,6 +188,7 @@ async def test_a_shutdown_ends_a_step_that_waits_for_a_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gpu, "FINISH_S", 0.0)
+    monkeypatch.setattr(rank_threads, "FINISH_S", 0.0)
     runner = WaitingRunner()
     actor, _ = await waiting_rank(runner)
 
@@ -202,6 +203,7 @@ async def test_a_rank_in_a_step_that_never_ends_ends_with_its_link(
 ) -> None:
     monkeypatch.setattr(gpu, "FINISH_S", 0.01)
     monkeypatch.setattr(gpu, "ALONE_S", 0.01)
+    monkeypatch.setattr(rank_threads, "FINISH_S", 0.01)
     parallel = CONFIG.parallel.model_copy(update=sections)
     died, runner = threading.Event(), WaitingRunner()
     config = CONFIG.model_copy(update={"parallel": parallel})

@@ -12,7 +12,6 @@ from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import empty
 from raydix.runtime.messages.host import PageSource
 from raydix.runtime.scheduler import events
-from raydix.runtime.scheduler import pieces as pieces_module
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.pieces import Pieces
 from raydix.runtime.scheduler.queue.waiting import WaitingQueue
@@ -23,6 +22,7 @@ from tests.runtime.scheduler.core_driver import CLIENT, CoreDriver
 
 NUM_WAITING = 1000
 OTHER = ClientId("other")
+pytestmark = pytest.mark.usefixtures("rare_checks")
 
 
 def crowded(**fields: Any) -> CoreDriver:
@@ -379,7 +379,7 @@ def test_what_runs_on_a_lost_rank_is_not_published_or_given_back_page_by_page(
 
 
 def test_who_is_given_up_after_it_was_woken_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "_PIECE", 2)
+    monkeypatch.setattr("raydix.runtime.scheduler.pieces._PIECE", 2)
     driver = CoreDriver(
         has_host_memory=True,
         lookup_deadline_s=1.0,
