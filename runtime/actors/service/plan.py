@@ -78,7 +78,8 @@ def next_steps(
     nodes: the ids of all nodes that live. resting: those where no start is to be tried yet, as one
     has failed. former: the roles of the engines of an earlier version that a node has.
     max_starting: how many engines may start at once. A start is called off whose node has ended, or
-    whose engine is not wanted any more; an engine that serves is drained, the latest first.
+    whose engine is not wanted any more; an engine that serves is drained, the latest first. So it
+    is where nodes are too few, and a role has lost its only engine while another has several.
     """
     lost = [each for each in engines if each.node not in nodes]
     given_up = [each for each in lost if each.state is EngineState.STARTING]
@@ -87,15 +88,18 @@ def next_steps(
     starting = _in_state(engines, EngineState.STARTING, without=given_up)
     serving = _in_state(engines, EngineState.SERVING, without=lost)
     present = Counter(each.role for each in starting + serving)
-    surplus = present - Counter(wanted)
     # Who starts serves nobody yet.
-    for each in starting[::-1] + serving[::-1]:
+    ending_first = starting[::-1] + serving[::-1]
+    taken = {each.node for each in ending_first}
+    surplus = present - Counter(wanted)
+    if not surplus and taken.issuperset(nodes):
+        surplus = _surplus_of_few(present, wanted)
+    for each in ending_first:
         if surplus[each.role] > 0:
             surplus[each.role] -= 1
             starts = each.state is EngineState.STARTING
             steps.append(GiveUp(name=each.name) if starts else Drain(name=each.name))
 
-    taken = {each.node for each in starting + serving}
     draining = {each.node for each in engines if each.state is EngineState.DRAINING}
     free = [node for node in nodes if node not in taken and node not in resting]
     num_starts = max(0, max_starting - len(starting))
@@ -106,6 +110,16 @@ def next_steps(
         free.remove(node)
         steps.append(Start(node=node, role=role))
     return steps
+
+
+def _surplus_of_few(present: RoleCounts, wanted: RoleCounts) -> Counter[EngineRole]:
+    """The role of which one engine ends where all nodes have one, so that another has its first.
+
+    None does unless a role has none, as its node has ended, and another one has two.
+    """
+    most = max(present, key=lambda role: (present[role], role is EngineRole.PREFILL), default=None)
+    are_lacking = any(number and not present.get(role) for role, number in wanted.items())
+    return Counter([most] if most is not None and are_lacking and present[most] > 1 else [])
 
 
 def _rank(

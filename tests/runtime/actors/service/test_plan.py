@@ -110,6 +110,30 @@ def test_the_engine_that_replaces_a_lost_one_has_its_role() -> None:
     assert steps(engines, "abc", wanted) == [GiveUp(name="s/2"), start("c")]
 
 
+def test_where_nodes_are_too_few_a_role_that_lost_its_only_engine_gets_the_place_of_another() -> (
+    None
+):
+    engines = [
+        engine(1, "x", role=DECODE),
+        *(engine(n, "abc"[n - 2], role=PREFILL) for n in (2, 3)),
+    ]
+    wanted = {PREFILL: 2, DECODE: 1}
+    assert steps(engines, "ab", wanted) == [Drain(name="s/3")]
+    engines = [engines[1], engine(3, "b", DRAINING, PREFILL)]
+    assert steps(engines, "ab", wanted) == [start("b", DECODE)]
+    assert steps([engines[0], engine(4, "b", role=DECODE)], "ab", wanted) == [], "it stays so"
+    starting = [engine(1, "a", STARTING), engine(2, "b")]
+    assert steps(starting, "ab", {BOTH: 2, PREFILL: 1}) == [GiveUp(name="s/1")]
+
+
+def test_no_engine_makes_room_that_is_the_only_one_of_its_role_or_where_a_node_is_free() -> None:
+    engines = [engine(1, "a", role=PREFILL), engine(2, "b", role=PREFILL)]
+    wanted = {PREFILL: 2, DECODE: 1}
+    assert steps(engines, "abc", wanted) == [start("c", DECODE)]
+    assert steps(engines, "abc", wanted, resting="c") == []
+    assert steps(engines[:1], "a", wanted) == []
+
+
 def test_engines_of_the_role_of_which_there_are_too_many_drain() -> None:
     engines = [engine(1, "a", role=PREFILL), engine(2, "b"), engine(3, "c")]
     assert steps(engines, "abc", {BOTH: 1, PREFILL: 1}) == [Drain(name="s/3")]
@@ -167,6 +191,9 @@ def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
         assert len(serving) == min(num_wanted, len(nodes)), seed
         roles = Counter(one.role for one in serving)
         assert all(roles[role] <= number for role, number in wanted.items()), seed
+        num_roles = sum(number > 0 for number in wanted.values())
+        if len(nodes) >= num_roles:
+            assert all(roles[role] for role, number in wanted.items() if number), seed
 
 
 def waiting(
