@@ -216,7 +216,8 @@ async def _describe(record: "L2Record") -> dict[str, Any]:
 
 def _print_service(console: Console, service: dict[str, Any]) -> None:
     doing = "gives way to a later version" if service["is_giving_way"] else "goes on"
-    console.print(f"service {service['service']}: {service['wanted']} engines wanted; it {doing}")
+    wanted = f"{service['wanted']} engine{'' if service['wanted'] == 1 else 's'}"
+    console.print(f"service {service['service']}: {wanted} wanted; it {doing}")
     console.print(service_table(service["engines"]))
     for each in service["waiting"]:
         told = f"{each['engines']} more wait for {each['for']}."

@@ -292,3 +292,5 @@ async def test_a_service_is_told_with_its_engines_and_their_nodes(
     assert "service prod: 2 engines wanted; it goes on" in told
     assert "prod/7  10.0.0.3 (f3a1)  prefill  serves" in told
     assert "1 more wait for a node that has none of them." in told
+    status._print_service(console, described | {"wanted": 1})
+    assert "service prod: 1 engine wanted; it goes on" in console.export_text()
