@@ -67,3 +67,14 @@ def _turn(node: str) -> int:
     if group == SHARED:
         return 1 if node.startswith(AFTER_SILENCE) else 0
     return 2 if group == OWN else 3 if group == node else 4
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the session's Ray cluster behind the last test on it: idle, too, it takes time."""
+    is_last = nextitem is not None and group_of(nextitem.nodeid) != SHARED
+    if hasattr(item.config, "workerinput") and group_of(item.nodeid) == SHARED and is_last:
+        assert isinstance(item, pytest.Function)
+        for fixture in item.session._fixturemanager.getfixturedefs("ray_cluster", item) or ():
+            # What was made with it ends before it.
+            fixture.finish(item._request)
