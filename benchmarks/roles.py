@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ from benchmarks.engine.sleeping_model import build_model
 from benchmarks.model.model_shapes import ModelConfig
 from benchmarks.records.command_line import run
 from benchmarks.records.record import Figure, name_with_ranks
-from raydix.runtime.actors.gpu_model import LoadedGpuModel, RankPlace
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.api.client import AsyncLLM
 from raydix.runtime.api.engine_client import EngineClient
@@ -43,16 +43,13 @@ from raydix.runtime.api.model_limits import ModelLimits
 from raydix.runtime.api.outputs import RequestOutput
 from raydix.runtime.api.routing_figures import RoutingFigures
 from raydix.runtime.api.service import AsyncService
-from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import GroupKind, KvGroup, KvLayout
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.messages.hello import Hello, Role
-from raydix.runtime.messages.plan import StepPlan
 from raydix.runtime.routing.policies import SoonestNode
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.testing.peers import InProcessPeers
-from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, SleepingOutput, SleepingRunner
-from raydix.runtime.tiers.transfers import WaitLayer
+from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE
 
 MAX_GAP = 0.5
 """The bar of the 99th percentile of gaps between tokens, as a part of two equal engines'."""
@@ -115,34 +112,13 @@ class Engines:
     figures: RoutingFigures
 
 
-class PromptSleeper(SleepingRunner):
-    """Takes longer for each token of a prompt."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes.step_s)
-        self._token_s = sizes.token_s
-
-    def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> SleepingOutput:
-        """Sleep, then make tokens up."""
-        lengths = plan.row_num_tokens
-        time.sleep(self._token_s * float(lengths[lengths > 1].sum()))
-        return super().execute(plan, wait_layer)
-
-
 @asynccontextmanager
 async def sleeping_engines(sizes: Sizes, roles: Sequence[str]) -> AsyncIterator[Engines]:
     """Two engines of this process that pull pages from each other, and sleep instead of compute."""
     group = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=8)
     layout = KvLayout(page_size=sizes.page_size, dtype="float32", dtype_bytes=4, groups=(group,))
 
-    def build(config: EngineConfig, place: RankPlace) -> LoadedGpuModel:
-        loaded = build_model(config, place, layout=layout, step_s=sizes.step_s)
-
-        def prepare(num_pages: tuple[int, ...]) -> Any:
-            return replace(loaded.prepare(num_pages), runner=PromptSleeper(sizes))
-
-        return replace(loaded, prepare=prepare)
-
+    build: Any = partial(build_model, layout=layout, step_s=sizes.step_s, token_s=sizes.token_s)
     peers = InProcessPeers()
     async with AsyncExitStack() as stack:
         figures = RoutingFigures(())

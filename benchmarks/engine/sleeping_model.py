@@ -27,9 +27,13 @@ def build_model(
     *,
     layout: KvLayout,
     step_s: float,
+    token_s: float = 0.0,
     page_copy_s: float = 0.0,
 ) -> LoadedGpuModel:
-    """A model whose steps take `step_s`, and a copy of a page `page_copy_s` on average."""
+    """A model whose steps take `step_s`, and `token_s` for each token of a prompt.
+
+    A copy of a page takes `page_copy_s` on average.
+    """
     room = config.cache.l1.num_pages
     assert room is not None
     report = LoadReport(
@@ -57,7 +61,7 @@ def build_model(
             )
 
         return GpuModel(
-            runner=SleepingRunner(step_s),
+            runner=SleepingRunner(step_s, token_s),
             make_timer=HostTimer,
             make_transfers=make_transfers,
             enter_thread=lambda: None,

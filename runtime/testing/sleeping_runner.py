@@ -32,18 +32,25 @@ class SleepingOutput:
 
 
 class SleepingRunner:
-    """Takes `step_s` for any step with rows; a token depends on slot and position alone."""
+    """Takes `step_s` for any step with rows, and `token_s` for each token of a prompt.
 
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
+    What token it answers with depends on slot and position alone.
+    """
+
+    def __init__(self, step_s: float, token_s: float = 0.0) -> None:
+        self._step_s, self._token_s = step_s, token_s
 
     def apply(self, plan: StepPlan) -> None:
         """Keeps no state."""
 
     def execute(self, plan: StepPlan, wait_layer: WaitLayer) -> SleepingOutput:
         """Sleep, then make tokens up."""
-        if self._step_s > 0:
-            time.sleep(self._step_s)
+        duration_s = self._step_s
+        if self._token_s > 0:
+            lengths = plan.row_num_tokens
+            duration_s += self._token_s * float(lengths[lengths > 1].sum())
+        if duration_s > 0:
+            time.sleep(duration_s)
         samples = plan.row_output_positions >= 0
         positions = plan.row_starts[samples] + plan.row_num_tokens[samples]
         return SleepingOutput(

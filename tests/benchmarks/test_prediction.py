@@ -31,6 +31,22 @@ def test_hits_are_as_predicted() -> None:
     assert sum(found for _, found in shares.values()) > 99.9
 
 
+def test_hits_on_several_nodes_are_as_predicted() -> None:
+    point = Point(
+        trace="agentic",
+        times_l1=5.6,
+        policy="write_through",
+        has_l3=False,
+        num_requests=80,
+        num_nodes=2,
+    )
+    shares = compare(point)
+    predicted, found = shares["computed"]
+    assert abs(predicted - found) <= MAX_POINTS_OF_FEW
+    assert shares["l1"][1] > 20
+    assert sum(found for _, found in shares.values()) > 99.9
+
+
 def test_the_simulators_own_figures_are_made() -> None:
     figures = {figure.name: figure for figure in measure(read_trace(TRACE)[:8], 4)}
     assert figures["speed_of_one_for_eight"].value > 1.5
