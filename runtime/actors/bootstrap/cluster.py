@@ -194,7 +194,11 @@ def _watch_head() -> None:
     head = ray.get_runtime_context().gcs_address
 
     def is_ours() -> bool:
-        return ray.is_initialized() and ray.get_runtime_context().gcs_address == head
+        try:
+            return ray.is_initialized() and ray.get_runtime_context().gcs_address == head
+        except AttributeError:
+            # It has left the cluster in between.
+            return False
 
     watch_head(head, float(os.environ.get(_RECONNECT) or _RECONNECT_S), is_ours, exit_process)
 
