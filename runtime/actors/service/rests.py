@@ -2,6 +2,8 @@
 
 _FIRST_S = 1.0
 _LONGEST_S = 60.0
+_MOST_DOUBLED = 10
+"""The first rest is longer than the longest once it is doubled so often."""
 
 
 class Rests:
@@ -15,7 +17,9 @@ class Rests:
     def note_failure(self, node: str, reason: str, now_s: float) -> None:
         """Note why a start on a node has failed; each further one in a row doubles the rest."""
         number = self._failures[node] = self._failures.get(node, 0) + 1
-        self._until_s[node] = now_s + min(_LONGEST_S, _FIRST_S * 2.0 ** (number - 1))
+        # A node may fail for days: a power of so large a number is none that a float can be.
+        doubled = min(number - 1, _MOST_DOUBLED)
+        self._until_s[node] = now_s + min(_LONGEST_S, _FIRST_S * 2.0**doubled)
         self._reasons[node] = reason
 
     def note_success(self, node: str) -> None:

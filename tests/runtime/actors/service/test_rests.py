@@ -13,6 +13,14 @@ def test_each_failure_in_a_row_doubles_the_rest_up_to_a_minute() -> None:
     assert rests.resting(0.0) == {"a": "no room"}
 
 
+def test_a_node_may_fail_for_days() -> None:
+    rests = Rests()
+    for _ in range(3000):
+        rests.note_failure("a", "no room", 0.0)
+    assert rests.resting(59.0) == {"a": "no room"}
+    assert rests.resting(60.0) == {}
+
+
 def test_a_node_whose_engine_serves_starts_anew() -> None:
     rests = Rests()
     rests.note_failure("a", "no room", 0.0)
