@@ -127,9 +127,10 @@ def kept_variants(identity: Identity) -> tuple[Variant, ...] | None:
     try:
         told = json.loads(_list(identity).read_text())
         variants = tuple(Variant(*each) for each in told["variants"])
+        is_of_it = told["identity"] == dict(identity)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return variants if told["identity"] == dict(identity) else None
+    return variants if is_of_it else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -213,7 +214,9 @@ def build_kernels(
         found_s = time.monotonic()
         compiled = compilers.finish(variants)
     if kept is None:
-        keep_variants(identity, variants)
+        # Without a list, as where the disk is full, whoever starts next finds them again.
+        with suppress(OSError):
+            keep_variants(identity, variants)
     return BuiltKernels(
         variants=variants,
         compiled=compiled,

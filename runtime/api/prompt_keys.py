@@ -13,7 +13,7 @@ from raydix.runtime.messages.arrays import Int32Array
 @dataclass(frozen=True, slots=True)
 class _Hashed:
     token_ids: Int32Array
-    cache_salt: str | None
+    cache_salt: str | None = field(repr=False)
     keys: dict[int, bytes] = field(default_factory=dict)
     """The keys of all its full pages, by page size."""
 

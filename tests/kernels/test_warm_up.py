@@ -91,7 +91,15 @@ def test_variants_are_found_once_and_then_known_by_their_identity(
         build(max_model_len)
     assert sizes == [4096, 2048]
 
-    for path in (tmp_path / "cache").glob("*.variants"):
-        path.write_text("[")
-    build(4096)
-    assert sizes == [4096, 2048, 4096]
+    for damaged in ("[", "{}", '{"variants": []}'):
+        for path in (tmp_path / "cache").glob("*.variants"):
+            path.write_text(damaged)
+        build(4096)
+    assert sizes == [4096, 2048, 4096, 4096, 4096]
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr("raydix.kernels.compiling.artefact.keep_variants", fail)
+    build(1024)
+    assert sizes[-1] == 1024

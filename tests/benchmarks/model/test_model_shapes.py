@@ -17,6 +17,7 @@ GROUPS: dict[str, list[tuple[int | None, int, int]]] = {
     "biased_moe_l12": [(128, 6, 6 << 10), (None, 6, 6 << 10)],
     "qwen3.6-35b-a3b-l12": [(None, 9, 0), (None, 3, 6 << 10)],
     "latent_l61": [(None, 61, 61 * 576 * 2)],
+    "deepseek-v3-l8": [(None, 8, 8 * 576 * 2)],
     "gemma-2-9b": [(4096, 21, 168 << 10), (None, 21, 168 << 10)],
     "gemma-3-12b": [(1024, 40, 320 << 10), (None, 8, 64 << 10)],
     "gpt-oss-20b": [(128, 12, 24 << 10), (None, 12, 24 << 10)],
