@@ -8,6 +8,7 @@ from raydix.runtime.model.steps.step_rows import StepRows
 from raydix.runtime.model.steps.step_shapes import (
     StepShape,
     choose_prompt_shape,
+    crowded_shapes,
     decode_shapes,
     extension_shapes,
     keeping_states,
@@ -21,8 +22,12 @@ def shapes_of(
     """Shapes of the steps that are captured; a step takes the first that holds it."""
     decodes = decode_shapes(max_rows)
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
-    prompts = prompt_shapes(max_rows, min(decoder.ops.tile_tokens, max_model_len))
-    if place is not None:
+    tile_tokens = min(decoder.ops.tile_tokens, max_model_len)
+    prompts = prompt_shapes(max_rows, tile_tokens)
+    if place is None:
+        prompts += crowded_shapes(max_rows, tile_tokens)
+    else:
+        # Lanes agree on a number of tokens alone, and buffers are as large as these.
         prompts = tuple(shape for shape in prompts if place.captures(shape))
     shapes = (*decodes, *extensions, *prompts)
     return tuple(map(keeping_states, shapes)) if decoder.has_states else shapes

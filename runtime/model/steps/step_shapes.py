@@ -32,6 +32,13 @@ _PROMPT_TOKENS = (
 Not 320 and 448: a layer's products alone take cuBLAS 162 us for 320 tokens and 129 for 384, and as
 long for 448 as for 512 (dense_l16, one run on an H100, 2026-11).
 """
+_FEW_MORE_ROWS = 32
+"""The number of rows beyond those that each such step has as padding, for want of more shapes."""
+_CROWDED_TOKENS = (*range(256, 2048, 256), *range(2048, 4096 + 1, 512))
+"""Sizes of steps of prompts with more rows. A host of one H200 needed some 30 ms to enqueue 512
+rows and 1,500 tokens, which the device has computed in 17 (dense_l16, as simulated by its profile,
+2026-11): larger steps wait for their launches, too.
+"""
 _MAX_SEQUENCES = 16
 """Rows of several tokens beside which a step of prompts changes states. Kernels start for all of
 them, be there so many or not; of more prompts in one step each is short."""
@@ -133,16 +140,33 @@ def extension_shapes(max_tokens: int, tokens_per_tile: int) -> tuple[StepShape, 
 
 
 def prompt_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
-    """Rows of several tokens and of one, by rising size: up to `max_rows` and 128."""
+    """Rows of several tokens and of one, by rising size: up to `max_rows`, or few of them."""
+    most = max_rows if _are_few(max_rows) else _MAX_PROMPT_ROWS
+    return tuple(_prompt_shape(size, most, tokens_per_tile) for size in _PROMPT_TOKENS)
+
+
+def crowded_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
+    """The same of more rows than `prompt_shapes` have room for; none if these hold `max_rows`."""
+    if _are_few(max_rows):
+        return ()
     return tuple(
-        StepShape(
-            num_tokens=size,
-            num_rows=min(max_rows, _MAX_PROMPT_ROWS),
-            tokens_per_tile=1,
-            num_prompt_tiles=-(-size // tokens_per_tile) + _MORE_TILES,
-            tokens_per_prompt_tile=tokens_per_tile,
-        )
-        for size in _PROMPT_TOKENS
+        # Each row has a token at least.
+        _prompt_shape(size, min(max_rows, size), tokens_per_tile)
+        for size in _CROWDED_TOKENS
+    )
+
+
+def _are_few(max_rows: int) -> bool:
+    return max_rows <= _MAX_PROMPT_ROWS + _FEW_MORE_ROWS
+
+
+def _prompt_shape(num_tokens: int, num_rows: int, tokens_per_tile: int) -> StepShape:
+    return StepShape(
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        tokens_per_tile=1,
+        num_prompt_tiles=-(-num_tokens // tokens_per_tile) + _MORE_TILES,
+        tokens_per_prompt_tile=tokens_per_tile,
     )
 
 

@@ -4,6 +4,7 @@ import pytest
 from raydix.runtime.model.steps.step_shapes import (
     EXTENSION_TOKENS,
     choose_prompt_shape,
+    crowded_shapes,
     decode_shapes,
     extension_shapes,
     keeping_states,
@@ -76,6 +77,30 @@ def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
     assert shape.holds_prompts(np.array([1] * 40))
     assert not shape.holds_prompts(np.array([1] * 41)), "more rows than it has"
     assert not shape.holds_prompts(np.array([65]))
+
+
+def test_prompts_beside_many_decodes_have_shapes_of_their_own() -> None:
+    shapes = (*prompt_shapes(512, 128), *crowded_shapes(512, 128))
+
+    for num_decodes in (130, 300, 511):
+        for length in (2, 100, 1000, 2047, 4096 - num_decodes):
+            shape = choose_prompt_shape(np.array([*[1] * num_decodes, length]), shapes)
+            assert shape is not None
+            assert 128 < shape.num_rows <= 512
+            assert shape.num_tokens - num_decodes - length < max(256, length // 2)
+    beside_few = choose_prompt_shape(np.array([1] * 127 + [1000]), shapes)
+    assert beside_few is not None
+    assert beside_few.num_rows == 128, "the rest would be padding in all that is sampled"
+    assert choose_prompt_shape(np.array([1] * 512 + [2]), shapes) is None, "more rows than slots"
+
+
+def test_a_few_rows_more_than_usual_are_padding_rather_than_shapes() -> None:
+    assert not crowded_shapes(128, 16)
+    assert not crowded_shapes(160, 16)
+    assert {each.num_rows for each in prompt_shapes(160, 16)} == {160}
+    assert {each.num_rows for each in prompt_shapes(161, 16)} == {128}
+    assert {each.num_rows for each in crowded_shapes(161, 16)} == {161}
+    assert min(each.num_rows for each in crowded_shapes(512, 16)) == 256, "a token each"
 
 
 @pytest.mark.parametrize(
