@@ -24,6 +24,24 @@ ProfilePath = Annotated[
     Path, typer.Option("--profile", help="The times of the machine: see `raydix profile`.")
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes, with one engine on each.")]
+PrefillNodes = Annotated[
+    int | None,
+    typer.Option(
+        "--prefill-nodes",
+        min=1,
+        metavar="K",
+        help="Let the engines of K of the nodes compute long prompts for the others, as `raydix "
+        "serve` has it.",
+    ),
+]
+Roles = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROLE,...",
+        help="Several engines on each node, which share its L2: prefill,decode,decode has one for "
+        "prompts and two that go on with them.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option("--requests", min=1, help="The first so many alone.")]
 BlockTokens = Annotated[
     int | None,
@@ -67,6 +85,8 @@ def simulate(
     profile: ProfilePath,
     *,
     nodes: Nodes = 1,
+    prefill_nodes: PrefillNodes = None,
+    roles: Roles = None,
     requests: Limit = None,
     block_tokens: BlockTokens = None,
     closed_loop: ClosedLoop = False,
@@ -85,6 +105,7 @@ def simulate(
     """
     # Imported here: the simulator brings torch with the checkpoint's sizes.
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
+    from raydix.runtime.cli.simulated_roles import named, with_roles
     from raydix.runtime.cli.simulated_service import service_of
     from raydix.runtime.foresight.simulator.profile import read_profile
     from raydix.runtime.foresight.simulator.requests import requests_of
@@ -102,6 +123,7 @@ def simulate(
         config, sizes, model.vocab_size, num_nodes=nodes, kills=_kills_of(kill or [])
     )
     rules = Rules(seed=seed, tokens_per_simulated=tokens_per_simulated, check_interval=check_every)
+    service = with_roles(service, config, rules, num_prefill=prefill_nodes, told=roles)
 
     began_s = time.monotonic()
     outcome = Simulation(service, times, asked, rules).run()
@@ -110,7 +132,7 @@ def simulate(
         # Without the time that it took, as equal seeds are to print equal bytes.
         print_json({"depth": "timed", "profile": times.name, "seed": seed, **outcome.figures()})
     else:
-        _print(outcome, f"timed, profile {times.name}, {nodes} nodes, seed {seed}")
+        _print(outcome, f"timed, profile {times.name}, {named(service)}, seed {seed}")
     print(f"{outcome.num_events:,} events in {took_s:.1f} s", file=sys.stderr)
     if sum(outcome.failures.values()) == outcome.num_requests:
         # Nothing was simulated: the reason is among the figures.
@@ -138,8 +160,15 @@ def _print(outcome: "Outcome", title: str) -> None:
     table = Table(title="Times")
     for name in ("", "p50", "p90", "p99"):
         table.add_column(name, justify="right" if name else "left")
-    rows = (("first token", outcome.first_token_s), ("each next token", outcome.next_token_s))
+    rows = [
+        ("first token", outcome.first_token_s),
+        ("each next token", outcome.next_token_s),
+        ("gap between tokens", outcome.gap_s),
+        ("hand-over", outcome.hand_over_s),
+    ]
     for label, values in rows:
+        if not values and label in ("gap between tokens", "hand-over"):
+            continue
         cells = [
             f"{1e3 * values[name]:,.1f} ms" if values else "" for name in ("p50", "p90", "p99")
         ]
@@ -154,6 +183,8 @@ def _summary(outcome: "Outcome") -> str:
         f"{outcome.tokens_per_s:,.0f} tokens/s of answers",
         f"hits {outcome.hit_fraction:.2%}",
     ]
+    if outcome.num_handed_over:
+        told.append(f"{outcome.num_handed_over:,} began at one engine and went on at another")
     if outcome.num_asked_again:
         told.append(f"{outcome.num_asked_again} sent anew after deaths")
     if outcome.num_cut_answers:

@@ -40,6 +40,7 @@ def service_of(
         host=host_settings(config, sizes.layout) if config.has_l2 else None,
         arena_bytes=sizes.arena_bytes or 0,
         with_pulls=cache.l2 is not None and cache.l2.pull is not None,
+        roles=(config.role,),
     )
     l3 = cache.l3
     return Service(

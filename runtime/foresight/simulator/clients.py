@@ -1,15 +1,21 @@
 """The clients of a simulation: they ask, hear every token, and go on elsewhere after a death."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.ids import AskingId, RequestId
 from raydix.runtime.foresight.simulator.front import ServiceFront
-from raydix.runtime.foresight.simulator.node import SimulatedNode
 from raydix.runtime.foresight.simulator.requests import ClientRequest, tokens_of_request
+from raydix.runtime.foresight.simulator.whole_engine import SimulatedEngine
 from raydix.runtime.foresight.simulator.world import World
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import FailureKind, RequestDelta, SubmitRequest
+from raydix.runtime.messages.client import (
+    FailureKind,
+    FinishReason,
+    RequestDelta,
+    SubmitRequest,
+)
 from raydix.runtime.messages.plan import DeviceSampling
 from raydix.runtime.routing.policies import RoutingPolicy
 from raydix.runtime.scheduler.events import SendTokens
@@ -35,10 +41,14 @@ class Answer:
     """What the client knows: at first those that are not simulated, which so have their pages."""
     sources: dict[str, int] | None = None
     """Its prompt's tokens by source, as they were first told."""
-    node: str = ""
-    """The node that was asked last."""
-    num_askings: int = 0
+    engine: str = ""
+    """The engine that was asked last."""
+    num_cut_off: int = 0
+    """How often nobody was left to answer it, so that it was asked anew."""
+    num_hand_overs: int = 0
+    """How often one engine has left it to another one."""
     first_token_s: float | None = None
+    last_token_s: float = 0.0
     ended_s: float | None = None
     failure: str | None = None
 
@@ -52,26 +62,37 @@ class Clients:
     def __init__(
         self,
         world: World,
-        nodes: Sequence[SimulatedNode],
+        engines: Sequence[SimulatedEngine],
         requests: Sequence[ClientRequest],
         policy: RoutingPolicy,
         vocab_size: int,
     ) -> None:
         self._world, self._requests, self._vocab_size = world, requests, vocab_size
-        self._front = ServiceFront(world, nodes, policy, hear=self._hear, lose=self._lose)
         self._num_askings = 0
         self._open: dict[AskingId, Answer] = {}
+        self._waiting: list[Answer] = []
+        """What could be asked of nobody, in order."""
         self.answers: list[Answer] = []
         """All answers, in the order in which requests came."""
         self.num_ended = 0
         self.last_news_s = 0.0
         """When somebody last heard a token or an end, or is to ask, which may be yet to come."""
+        self.gaps_s = array("d")
+        """The times between tokens of an answer, if each token is simulated."""
+        self._front = ServiceFront(
+            world, engines, policy, hear=self._hear, lose=self._lose, may_ask=self._ask_waiting
+        )
         self._followers: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             if request.follows is None:
                 self._come(number, request.arrival_s)
             else:
                 self._followers.setdefault(request.follows, []).append(number)
+
+    @property
+    def hand_overs_s(self) -> Sequence[float]:
+        """How long each hand-over has taken, from the first token to the second one."""
+        return self._front.hand_overs_s
 
     @property
     def is_done(self) -> bool:
@@ -102,10 +123,9 @@ class Clients:
     def _ask(self, answer: Answer) -> None:
         self._num_askings += 1
         asking = AskingId(self._num_askings)
-        answer.num_askings += 1
         message = SubmitRequest(
             asking=asking,
-            request_id=RequestId(f"request {answer.number}"),
+            request_id=_name(answer),
             token_ids=answer.request.prompt(self._vocab_size),
             sampling=DeviceSampling(seed=answer.number),
             max_tokens=answer.request.num_answer_tokens,
@@ -115,14 +135,21 @@ class Clients:
             retention=answer.request.retention,
         )
         self._open[asking] = answer
-        node = self._front.send(message)
-        if node is None:
+        engine = self._front.send(message)
+        if engine is None:
             del self._open[asking]
-            self._ask_again(answer)
+            self._waiting.append(answer)
         else:
-            answer.node = node.name
+            answer.engine = engine.name
+
+    def _ask_waiting(self) -> None:
+        """There may be an engine now for what waits for one."""
+        waiting, self._waiting = self._waiting, []
+        for answer in waiting:
+            self._ask(answer)
 
     def _ask_again(self, answer: Answer) -> None:
+        answer.num_cut_off += 1
         self._world.after(_ASK_AGAIN_S, lambda: self._ask(answer))
 
     def _lose(self, asking: AskingId) -> None:
@@ -143,25 +170,35 @@ class Clients:
             answer.sources = said.cached_tokens_by_source
         self._add(said.asking, said.token_ids.tolist())
         if said.failure is not None and said.failure.kind in _ASKED_AGAIN:
-            self._close(said.asking)
+            self._leave(said.asking)
             self._ask_again(answer)
+        elif said.finished is FinishReason.HANDED_OVER:
+            answer.num_hand_overs += 1
+            self._leave(said.asking)
+            self._ask(answer)
         elif said.failure is not None or said.finished is not None:
             answer.failure = None if said.failure is None else said.failure.kind.value
-            self._close(said.asking)
+            del self._open[said.asking]
+            self._front.note_end(said.asking, said.request_id)
             self._end(answer)
 
-    def _close(self, asking: AskingId) -> None:
-        del self._open[asking]
-        self._front.note_end(asking)
+    def _leave(self, asking: AskingId) -> None:
+        """Another engine is to go on with what this asking has brought."""
+        answer = self._open.pop(asking)
+        self._front.note_left(asking, _name(answer))
 
     def _add(self, asking: AskingId, tokens: list[int]) -> None:
         answer = self._open.get(asking)
         if answer is None or not tokens:
             return
+        now_s = self._world.now_s
         if answer.first_token_s is None:
-            answer.first_token_s = self._world.now_s
-        self.last_news_s = max(self.last_news_s, self._world.now_s)
-        self._front.note_first_token(asking)
+            answer.first_token_s = now_s
+        elif self._world.rules.tokens_per_simulated == 1:
+            self.gaps_s.append(now_s - answer.last_token_s)
+        answer.last_token_s = now_s
+        self.last_news_s = max(self.last_news_s, now_s)
+        self._front.note_tokens(asking, _name(answer))
         answer.tokens += tokens
 
     def _end(self, answer: Answer) -> None:
@@ -181,5 +218,9 @@ class Clients:
         if answer.tokens != expected:
             raise WrongAnswer(
                 f"request {answer.number} heard {answer.tokens} instead of {expected}, from "
-                f"{answer.node} at {answer.ended_s} s"
+                f"{answer.engine} at {answer.ended_s} s"
             )
+
+
+def _name(answer: Answer) -> RequestId:
+    return RequestId(f"request {answer.number}")

@@ -79,13 +79,13 @@ class SimulatedScheduler:
             events.RankLost(rank=rank, connection=number),
         )
 
-    def accept_host(self, link: Link) -> None:
-        """HostMemory says hello."""
+    def accept_host(self, link: Link, l2: str) -> None:
+        """HostMemory says hello, whose L2 has this name."""
         number = link.number
         self._accept(
             "host",
             link,
-            events.HostAttached(connection=number),
+            events.HostAttached(connection=number, l2=l2),
             lambda said: events.HostMessage(connection=number, message=said),
             events.HostLost(connection=number),
         )

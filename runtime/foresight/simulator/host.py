@@ -11,10 +11,10 @@ from raydix.runtime.cache.host.core import HostMemoryCore
 from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.host.settings import HostSettings
 from raydix.runtime.foresight.simulator.arena import SimulatedArena
-from raydix.runtime.foresight.simulator.engine import SimulatedScheduler
 from raydix.runtime.foresight.simulator.links import End, Link, Turns
 from raydix.runtime.foresight.simulator.pulls import Pulls
 from raydix.runtime.foresight.simulator.storage import NodeStorage
+from raydix.runtime.foresight.simulator.whole_engine import SimulatedEngine
 from raydix.runtime.foresight.simulator.world import CheckTurns, World
 
 
@@ -24,35 +24,40 @@ class SimulatedHost:
     def __init__(
         self,
         world: World,
+        name: str,
         arena: SimulatedArena,
         settings: HostSettings,
-        scheduler: SimulatedScheduler,
+        engines: Sequence[SimulatedEngine],
+        *,
         storage: NodeStorage | None,
         make_pulls: Callable[[Callable[[events.HostEvent], None]], Pulls] | None,
     ) -> None:
-        """`make_pulls`: None where nodes do not pull from each other."""
-        self._world, self._arena = world, arena
+        """`name` tells its L2 from others; `engines` are those that have their pages in it.
+
+        make_pulls: None where nodes do not pull from each other.
+        """
+        self._world, self._name, self._arena = world, name, arena
         self._settings = replace(settings, has_storage=storage is not None)
-        self._scheduler, self._storage = scheduler, storage
+        self._engines, self._storage = engines, storage
         self._make_pulls = make_pulls
         self._checks = CheckTurns(world.rules)
         self._links: dict[ConnectionId, Link] = {}
-        self._link: Link | None = None
         self._names: list[SchedulerName] = []
-        """The Schedulers that may have copies in flight, the present one last."""
+        """The Schedulers that may have copies in flight."""
         self.core: HostMemoryCore | None = None
         self.pulls: Pulls | None = None
         self.num_events = 0
 
-    def start(self, name: SchedulerName, *, is_first: bool) -> None:
+    def start(self, *, is_first: bool) -> None:
         """A new process, on a new arena or on the one that its predecessor left."""
         if self.core is not None:
             return
         former = None
         if not is_first:
             former = FormerArena(self._arena.generations, tuple(self._names))
-        if name not in self._names:
-            self._names.append(name)
+        for engine in self._engines:
+            if engine.is_up and engine.scheduler_name not in self._names:
+                self._names.append(engine.scheduler_name)
         core = self.core = HostMemoryCore(self._arena.geometry, self._settings, former)
         self._turns = Turns(
             self._world.clock,
@@ -65,7 +70,8 @@ class SimulatedHost:
         if self._storage is not None:
             number = self._storage.attach(self._turns.post)
             self._turns.post(events.StorageAttached(number, self._storage.pid))
-        self._dial(core)
+        for engine in self._engines:
+            self._dial(engine, core)
         if self._make_pulls is not None:
             self.pulls = self._make_pulls(self._turns.post)
             self.pulls.start()
@@ -86,28 +92,28 @@ class SimulatedHost:
         self._links.clear()
 
     def change_scheduler(self, ended: SchedulerName, name: SchedulerName) -> None:
-        """The node's engine has ended for good, and another one is there."""
+        """An engine of the node has ended for good, and another one is in its place."""
         self._names = [each for each in self._names if each != ended]
         self._names.append(name)
         if self.core is not None:
             self._turns.post(events.SchedulerEnded(ended))
 
-    def _dial(self, core: HostMemoryCore) -> None:
-        self._scheduler.connect(self._use, lambda: self.core is core)
+    def _dial(self, engine: SimulatedEngine, core: HostMemoryCore) -> None:
+        engine.scheduler.connect(partial(self._use, engine), lambda: self.core is core)
 
-    def _use(self, link: Link) -> None:
+    def _use(self, engine: SimulatedEngine, link: Link) -> None:
         self._links[link.number] = link
-        link.listen(End.DIALLER, partial(self._hear, link), partial(self._lose, link))
-        link.carry(End.ACCEPTOR, partial(self._scheduler.accept_host, link))
-        self._turns.post(events.SchedulerAttached(link.number, self._names[-1]))
+        link.listen(End.DIALLER, partial(self._hear, link), partial(self._lose, engine, link))
+        link.carry(End.ACCEPTOR, partial(engine.scheduler.accept_host, link, self._name))
+        self._turns.post(events.SchedulerAttached(link.number, engine.scheduler_name))
 
     def _hear(self, link: Link, message: Any) -> None:
         self._turns.post(events.FromScheduler(link.number, message))
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, engine: SimulatedEngine, link: Link) -> None:
         if self._links.pop(link.number, None) is link and self.core is not None:
             self._turns.post(events.SchedulerLost(link.number))
-            self._dial(self.core)
+            self._dial(engine, self.core)
 
     def _take(self, core: HostMemoryCore, heard: Sequence[events.HostEvent]) -> None:
         self.num_events += len(heard)

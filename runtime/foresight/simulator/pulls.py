@@ -58,9 +58,12 @@ class Pulls:
         self._is_over = False
 
     def start(self) -> None:
-        """Dial all other nodes."""
+        """Dial all other nodes, once all that are there at first have been made."""
+        self._world.after(0.0, self._dial_all)
+
+    def _dial_all(self) -> None:
         for place in self._others():
-            self._world.after(0.0, partial(self._dial, place))
+            self._dial(place)
 
     def stop(self) -> None:
         """HostMemory is killed: its links close, and nobody answers any more."""

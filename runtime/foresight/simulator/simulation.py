@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from raydix.runtime.config.policies import EngineRole
 from raydix.runtime.foresight.simulator.clients import Answer, Clients
 from raydix.runtime.foresight.simulator.node import NodeSettings, SimulatedNode
 from raydix.runtime.foresight.simulator.profile import Profile
@@ -40,6 +41,8 @@ class Service:
 
     node: NodeSettings
     num_nodes: int = 1
+    num_prefill: int = 0
+    """How many of the nodes compute prompts for the others, whose roles are those of `node`."""
     has_storage: bool = False
     max_storage_bytes: int | None = None
     policy: RoutingPolicy = field(default_factory=SoonestNode)
@@ -62,11 +65,17 @@ class Outcome:
     first_token_s: dict[str, float]
     """The times to the first token, by percentile."""
     next_token_s: dict[str, float]
+    gap_s: dict[str, float]
+    """The times from one token to the next, of all answers; none unless each is simulated."""
     duration_s: float
     """From the first arrival to the last token."""
     num_asked_again: int
     """How often a request was sent anew, after a death."""
-    requests_by_node: dict[str, int]
+    num_handed_over: int
+    """How often a request went on at another engine than the one that computed its prompt."""
+    hand_over_s: dict[str, float]
+    """The times of hand-overs, from the first token to the second one."""
+    requests_by_engine: dict[str, int]
     num_events: int
     """The number of events that the cores have taken."""
 
@@ -95,9 +104,12 @@ class Outcome:
             "tokens_per_s": self.tokens_per_s,
             "ttft_s": self.first_token_s,
             "tpot_s": self.next_token_s,
+            "gap_s": self.gap_s,
             "duration_s": self.duration_s,
             "asked_again": self.num_asked_again,
-            "requests_by_node": self.requests_by_node,
+            "handed_over": self.num_handed_over,
+            "hand_over_s": self.hand_over_s,
+            "requests_by_engine": self.requests_by_engine,
         }
 
 
@@ -127,17 +139,20 @@ class Simulation:
         self.nodes: list[SimulatedNode] = []
         for index in range(service.num_nodes):
             self.nodes.append(self._new_node(index, store))
+        engines = [engine for node in self.nodes for engine in node.engines]
         self.clients = Clients(
-            self._world, self.nodes, self._requests, service.policy, settings.vocab_size
+            self._world, engines, self._requests, service.policy, settings.vocab_size
         )
         self._draw_kills()
 
     def _new_node(self, index: int, store: SharedStore | None) -> SimulatedNode:
-        name = f"node {index}"
+        name, settings = f"node {index}", self._service.node
+        if index >= self._service.num_nodes - self._service.num_prefill:
+            settings = replace(settings, roles=(EngineRole.PREFILL,) * len(settings.roles))
         return SimulatedNode(
             self._world,
             name,
-            self._service.node,
+            settings,
             store=store,
             others=lambda: [node for node in self.nodes if node.name != name],
         )
@@ -189,9 +204,12 @@ class Simulation:
                 [a.first_token_s - a.asked_s for a in good if a.first_token_s is not None]
             ),
             next_token_s=_percentiles([each for a in good for each in _next_token_s(a, stride)]),
+            gap_s=_percentiles(self.clients.gaps_s),
             duration_s=max(ends_s) - min(answer.asked_s for answer in answers),
-            num_asked_again=sum(answer.num_askings - 1 for answer in answers),
-            requests_by_node=dict(sorted(Counter(answer.node for answer in answers).items())),
+            num_asked_again=sum(answer.num_cut_off for answer in answers),
+            num_handed_over=sum(answer.num_hand_overs for answer in answers),
+            hand_over_s=_percentiles(self.clients.hand_overs_s),
+            requests_by_engine=dict(sorted(Counter(answer.engine for answer in answers).items())),
             num_events=sum(node.num_events for node in self.nodes),
         )
 

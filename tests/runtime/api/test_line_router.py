@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from raydix.ids import RequestId
-from raydix.runtime.api import prompt_keys
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.line_router import LineRouter
 from raydix.runtime.api.model_limits import ModelLimits
@@ -19,6 +18,7 @@ from raydix.runtime.messages.client import PrefetchPrompt, SubmitRequest
 from raydix.runtime.messages.kv_events import KvEvent, PagesStored, ShortKeys, Tier, TierCleared
 from raydix.runtime.messages.line import Line
 from raydix.runtime.messages.routing import EngineNews, FollowEngine, NodeReport
+from raydix.runtime.routing import prompt_keys
 from raydix.runtime.routing.policies import policy_of
 from tests.runtime.api.fake_engine import FakeHandle, FakeLink, delta, echo
 from tests.runtime.api.small_client import turns
@@ -145,11 +145,11 @@ async def test_who_asks_again_hashes_nothing_anew_and_keeps_no_keys_of_what_is_a
 
     [again] = told.links[second].sent_of(SubmitRequest)
     assert hashed == [PAGE_SIZE]
-    assert len(told.router._prompt_keys) == 1
+    assert len(told.router._router._prompt_keys) == 1
 
     told.links[second].deliver(delta(again.request_id, [5], asking=again.asking))
     await turns()
-    assert len(told.router._prompt_keys) == 0
+    assert len(told.router._router._prompt_keys) == 0
     assert (await told.ask([*PROMPT, 1]))[0] == second
     assert hashed == [PAGE_SIZE] * 2
 

@@ -66,3 +66,56 @@ def test_a_simulation_of_which_nothing_is_answered_has_failed(
 def test_a_kill_of_nothing_known_is_told(run: Run, capsys: Capture, arguments: list[str]) -> None:
     assert run("simulate", *arguments, "--kill", "gpu=1") == 1
     assert "expected KIND=N with a kind among rank, host" in capsys.readouterr().err
+
+
+def test_engines_of_a_node_have_roles(run: Run, capsys: Capture, arguments: list[str]) -> None:
+    told = []
+    for options in (["--roles", "prefill,both"], ["--nodes", "2"]):
+        assert run("simulate", *arguments, "--json", *options) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    apart, equal = told
+    assert apart["failures"] == equal["failures"] == {}
+    assert set(apart["requests_by_engine"]) <= {"node 0 engine 0", "node 0 engine 1"}
+    assert set(equal["requests_by_engine"]) <= {"node 0", "node 1"}
+    assert equal["gap_s"]["p99"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--roles", "prefill,gpu"], "gpu is no role; expected roles among prefill,"),
+        (["--roles", "prefill,"], "nothing is no role"),
+        (["--roles", "prefill,prefill"], "none would go on with what these engines begin"),
+        (["--prefill-nodes", "2", "--nodes", "2"], "expected --nodes 3 at least"),
+        (["--prefill-nodes", "1", "--nodes", "2"], "cache.l2.pull is not set"),
+        (
+            ["--prefill-nodes", "1", "--nodes", "2", "--roles", "prefill,both"],
+            "expected one of them",
+        ),
+        (
+            ["--roles", "prefill,both", "--tokens-per-simulated", "8"],
+            "--tokens-per-simulated is 8, and engines compute prompts for others; expected 1",
+        ),
+        (
+            ["--roles", "prefill,both", "--set", "cache.write_policy=write_back"],
+            "--roles has prefill, and for these engines: role is prefill",
+        ),
+        (["--roles", "prefill,both", "--set", "cache.l2=null"], "Set cache.l2"),
+    ],
+    ids=lambda given: given if isinstance(given, str) else " ".join(given),
+)
+def test_roles_that_could_hand_nothing_over_are_refused(
+    run: Run, capsys: Capture, arguments: list[str], options: list[str], words: str
+) -> None:
+    assert run("simulate", *arguments, *options) == 1
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_nodes_that_compute_prompts_for_others_are_counted(
+    run: Run, capsys: Capture, arguments: list[str]
+) -> None:
+    pulls = ["--set", "cache.l2.pull={}", "--nodes", "3", "--prefill-nodes", "1"]
+    assert run("simulate", *arguments, *pulls) == 0
+    out = capsys.readouterr().out
+    assert "prefill" in out
+    assert "gap between tokens" in out

@@ -33,7 +33,10 @@ def outcome(ttft_s: float | None, tpot_s: float | None = 0.01, failed: int = 0) 
         next_token_s=times(tpot_s),
         duration_s=5.0,
         num_asked_again=0,
-        requests_by_node={},
+        requests_by_engine={},
+        gap_s={},
+        num_handed_over=0,
+        hand_over_s={},
         num_events=1,
     )
 

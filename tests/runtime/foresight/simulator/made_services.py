@@ -30,12 +30,12 @@ def made_service(
     *, l2_pages: int = 256, scheduler: dict[str, Any] | None = None, **changes: Any
 ) -> Service:
     """A service of one node with 64 pages of L1 and without L3, unless `changes` say otherwise."""
-    with_pulls = changes.pop("with_pulls", False)
+    of_node = {name: changes.pop(name) for name in ("with_pulls", "roles") if name in changes}
     node = NodeSettings(
         scheduler=replace(SCHEDULER, **(scheduler or {})),
         host=HostSettings(page_size=PAGE_TOKENS),
         arena_bytes=l2_pages * PAGE_BYTES,
-        with_pulls=with_pulls,
+        **of_node,
     )
     return Service(node=node, **changes)
 

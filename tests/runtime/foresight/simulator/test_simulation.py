@@ -57,7 +57,7 @@ def test_what_l1_has_given_up_comes_from_l2() -> None:
 def test_what_a_node_has_stored_is_read_from_l3_by_another() -> None:
     service = made_service(num_nodes=2, has_storage=True, policy=RoundRobin())
     outcome = simulate(service, [made_request(1, 12, 0.0), made_request(1, 12, 5.0)])
-    assert outcome.requests_by_node == {"node 0": 1, "node 1": 1}
+    assert outcome.requests_by_engine == {"node 0": 1, "node 1": 1}
     assert outcome.prompt_tokens["l3"] >= 10 * PAGE_TOKENS
 
 
@@ -154,13 +154,13 @@ def replace_spread() -> Any:
 
 def test_a_broken_invariant_of_any_core_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(made_service(), PROFILE, [made_request(1, 3, 0.0)])
-    [node] = simulation.nodes
+    [engine] = simulation.nodes[0].engines
 
     def fail() -> None:
         raise AccountingError("broken")
 
-    assert node.scheduler.core is not None
-    monkeypatch.setattr(node.scheduler.core, "check", fail)
+    assert engine.scheduler.core is not None
+    monkeypatch.setattr(engine.scheduler.core, "check", fail)
     with pytest.raises(AccountingError):
         simulation.run()
 

@@ -1,9 +1,9 @@
 """Keys that are kept are those of the prompt that asks."""
 
 from raydix.ids import RequestId
-from raydix.runtime.api.prompt_keys import PromptKeys
 from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
 from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.routing.prompt_keys import PromptKeys
 
 A, B = int32_array(range(40)), int32_array(range(1, 41))
 NAME = RequestId("r")
