@@ -34,30 +34,26 @@ class Compilers:
     """Owns: processes that compile into Triton's cache on disk, until the `with` block ends.
 
     To be made within `compiling_for`, in a process that uses no GPU: others are forked from it. The
-    ranks of a host need the same kernels: who has the lock of the cache compiles at once, and the
-    others once that one has ended, when nearly all are there.
+    ranks of a host need the same kernels: who has the lock of the cache compiles, and the others
+    wait for its end, when nearly all are there, and the list of them.
     """
 
     def __init__(self, num_processes: int, enter: Callable[[], None]) -> None:
-        """`enter`: what each process does first."""
+        """Wait until nobody else on this host compiles. `enter`: what each process does first."""
         self._pool = multiprocessing.get_context("fork").Pool(num_processes, _enter, (enter,))
         self._compiling: dict[Variant, Any] = {}
         folder = Path(knobs.cache.dir)
         folder.mkdir(parents=True, exist_ok=True)
         # Only now, or processes that outlive this one would keep the lock.
         self._lock = (folder / _LOCK).open("w")
-        self._has_lock = self._try_lock()
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def begin(self, variant: Variant) -> None:
-        """Compile a variant while others are found, if nobody else compiles on this host."""
-        if self._has_lock:
-            self._compiling[variant] = self._pool.apply_async(_compile, (variant,))
+        """Compile a variant while others are found."""
+        self._compiling[variant] = self._pool.apply_async(_compile, (variant,))
 
     def finish(self, variants: Sequence[Variant]) -> tuple[Compiled, ...]:
         """Wait until all of these are in the cache, with what launches them."""
-        if not self._has_lock:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self._has_lock = True
         for variant in variants:
             if variant not in self._compiling:
                 self.begin(variant)
@@ -74,13 +70,6 @@ class Compilers:
             self._pool.terminate()
         self._pool.join()
         self._lock.close()
-
-    def _try_lock(self) -> bool:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def _enter(enter: Callable[[], None]) -> None:

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING
 from raydix.errors import ConfigError, RaydixError
 from raydix.kernels.compiling.packed import pack, unpack
 from raydix.runtime.actors.process import end_with_parent
+from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.config.paths import HubName
+from raydix.runtime.model.checkpoint.late_import import hidden
 
 if TYPE_CHECKING:
     # Torch and Triton, which whoever starts the process does without.
@@ -71,7 +74,11 @@ class KernelBuild:
     """Owns: the process that compiles, until `result`, and with it at the latest it ends."""
 
     def __init__(self, order: KernelOrder) -> None:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            # It would say that it finds no torch: see `_carry_out`.
+            "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import answer; answer({os.getpid()})"],
             stdin=subprocess.PIPE,
@@ -86,11 +93,7 @@ class KernelBuild:
 
     def result(self) -> BuiltKernels | None:
         """Wait for the kernels. None, with a line in the log, if not all of them are there."""
-        assert self._process.stdout is not None
-        told = self._process.stdout.read()
-        code = self._process.wait()
-        self._process.stdout.close()
-        answered = pickle.loads(told) if code == 0 else f"it ended with exit code {code}"
+        answered = self.answer()
         if isinstance(answered, BuiltKernels):
             if answered.left_aside is not None:
                 logger.warning(
@@ -107,12 +110,41 @@ class KernelBuild:
         )
         return None
 
+    def answer(self) -> BuiltKernels | str:
+        """Wait for the kernels; in words why not all of them are there."""
+        assert self._process.stdout is not None
+        told = self._process.stdout.read()
+        code = self._process.wait()
+        self._process.stdout.close()
+        answered: BuiltKernels | str = f"it ended with exit code {code}"
+        return pickle.loads(told) if code == 0 else answered
+
 
 def start_build(order: KernelOrder) -> KernelBuild | None:
     """Begin to compile; None where no kernels are launched."""
     if order.config.model.device != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     return KernelBuild(order)
+
+
+def build_ahead(config: EngineConfig) -> None:
+    """Begin to compile what ranks on this host will ask for, while Ray starts.
+
+    They wait for it, as for each other, by the lock of Triton's cache. If it fails they compile for
+    themselves, and say what is wrong. With an artefact there is nothing to compile, and a model of
+    the Hub may not be here yet.
+    """
+    if config.model.kernels is None and HubName.parse(config.model.path) is None:
+        order = KernelOrder(config=config, checkpoint=None, device_index=0)
+        # The kernel ends the process with the thread that started it.
+        on_thread("kernels", _follow, order)
+
+
+def _follow(order: KernelOrder) -> None:
+    build = start_build(order)
+    answered = None if build is None else build.answer()
+    if isinstance(answered, BuiltKernels):
+        logger.info("beside the start: %s", describe(answered))
 
 
 def describe(built: BuiltKernels) -> str:
@@ -152,16 +184,19 @@ def answer(asker: int) -> None:
 
 
 def _carry_out(order: KernelOrder) -> BuiltKernels:
-    from raydix.kernels.ops import import_gpu_ops
     from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
     from raydix.runtime.model.checkpoint.hub import settings_folder
 
-    import_gpu_ops()
-    gpu = _gpu_here(order.device_index)
     if order.checkpoint is not None:
         checkpoint = pickle.loads(order.checkpoint)
     else:
-        checkpoint = read_checkpoint_config(settings_folder(order.config.model.path))
+        # With torch in sight transformers would import all that its models may need.
+        with hidden("torch"):
+            checkpoint = read_checkpoint_config(settings_folder(order.config.model.path))
+    from raydix.kernels.ops import import_gpu_ops
+
+    import_gpu_ops()
+    gpu = _gpu_here(order.device_index)
     with tempfile.TemporaryDirectory() as name:
         folder = None if order.config.model.kernels is None else Path(order.config.model.kernels)
         if order.packed is not None:
@@ -207,16 +242,17 @@ def build_kernels(
         # It may have been unpacked here under another name.
         left_aside = artefact.replace(str(folder), config.model.kernels or str(folder))
 
-    kept = kept_variants(identity)
     num_processes = min(_num_cores(), _MAX_PROCESSES)
     with compiling_for(gpu), Compilers(num_processes, end_with_parent) as compilers:
+        # Who has compiled meanwhile has written the list.
+        kept = kept_variants(identity)
         variants = model_variants(*shape, compilers.begin) if kept is None else kept
         found_s = time.monotonic()
         compiled = compilers.finish(variants)
-    if kept is None:
-        # Without a list, as where the disk is full, whoever starts next finds them again.
-        with suppress(OSError):
-            keep_variants(identity, variants)
+        if kept is None:
+            # Without a list, as where the disk is full, whoever starts next finds them again.
+            with suppress(OSError):
+                keep_variants(identity, variants)
     return BuiltKernels(
         variants=variants,
         compiled=compiled,

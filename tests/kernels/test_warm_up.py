@@ -1,4 +1,7 @@
+import fcntl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
@@ -6,7 +9,7 @@ pytest.importorskip("triton")
 
 from benchmarks.model.model_shapes import write_config
 from raydix.errors import ConfigError
-from raydix.kernels.compiling.artefact import compiling_into, write_artefact
+from raydix.kernels.compiling.artefact import compiling_into, keep_variants, write_artefact
 from raydix.kernels.compiling.variants import TargetGpu, Variant
 from raydix.runtime.actors.kernel_build import build_kernels, write_kernels
 from raydix.runtime.config.engine import EngineConfig
@@ -103,3 +106,26 @@ def test_variants_are_found_once_and_then_known_by_their_identity(
     monkeypatch.setattr("raydix.kernels.compiling.artefact.keep_variants", fail)
     build(1024)
     assert sizes[-1] == 1024
+
+
+def test_who_waits_for_the_build_of_another_takes_its_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank would need seconds to find what whoever started the engine has found beside Ray."""
+    folder = write_config("dense_l16", tmp_path / "model")
+    config = load_config({"model": {"path": str(folder), "device": "cuda"}, "cache": {"l2": None}})
+    checkpoint = read_checkpoint_config(folder)
+    identity = identify(config, checkpoint.spec, checkpoint.max_position_embeddings, HOPPER)
+
+    def let_the_other_end(lock: IO[str], operation: int) -> None:
+        keep_variants(identity, ())
+        fcntl.flock(lock, operation)
+
+    waiting = SimpleNamespace(flock=let_the_other_end, LOCK_EX=fcntl.LOCK_EX)
+    monkeypatch.setattr("raydix.kernels.compiling.processes.fcntl", waiting)
+    monkeypatch.setattr(
+        "raydix.runtime.model.steps.step_variants.model_variants", lambda *_: pytest.fail("found")
+    )
+
+    with compiling_into(tmp_path / "cache"):
+        assert build_kernels(config, checkpoint, HOPPER).variants == ()

@@ -38,7 +38,7 @@ from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, use_environm
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu_model import BuildModel
-from raydix.runtime.actors.kernel_build import pack_kernels
+from raydix.runtime.actors.kernel_build import build_ahead, pack_kernels
 from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
@@ -87,12 +87,15 @@ def start_engine(
     began_s = time.monotonic()
     control = control or StartControl()
     require_free_name(name)
-    if config.model.device == "cuda" and is_to_be_private(address):
+    uses_own_gpus = config.model.device == "cuda" and is_to_be_private(address)
+    if uses_own_gpus:
         # Ray would take seconds to start, and then find the same.
         require_node(
             [{"GPU": float(config.parallel.num_ranks)}], [{"GPU": float(count_gpus() or 0)}]
         )
     config = pinned(config)
+    if uses_own_gpus and build_model is build_torch_model:
+        build_ahead(config)
     # Beside Ray's own start: either takes seconds.
     checking = checking or check_config(config, build_model)
     with holding_exit():
