@@ -7,6 +7,7 @@ from types import FrameType
 from typing import NoReturn
 
 from raydix.missing import advice
+from raydix.runtime.garbage import nothing_collected
 
 _STOPPED_STATUS = 130
 """The exit status of a command that Ctrl-C ends, as shells have it; `main` itself says the same."""
@@ -16,7 +17,8 @@ def run() -> NoReturn:
     """Import the command line and run it; what keeps it from being imported is one line."""
     signal.signal(signal.SIGTERM, _end_as_ctrl_c)
     try:
-        from raydix.runtime.cli.main import main
+        with nothing_collected():
+            from raydix.runtime.cli.main import main
     except ModuleNotFoundError as error:
         text = advice(error)
         if text is None:

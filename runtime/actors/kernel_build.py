@@ -22,6 +22,7 @@ from raydix.runtime.actors.process import end_with_parent
 from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import HubName
+from raydix.runtime.garbage import nothing_collected
 from raydix.runtime.model.checkpoint.late_import import hidden
 
 if TYPE_CHECKING:
@@ -191,11 +192,12 @@ def _carry_out(order: KernelOrder) -> BuiltKernels:
         checkpoint = pickle.loads(order.checkpoint)
     else:
         # With torch in sight transformers would import all that its models may need.
-        with hidden("torch"):
+        with nothing_collected(), hidden("torch"):
             checkpoint = read_checkpoint_config(settings_folder(order.config.model.path))
-    from raydix.kernels.ops import import_gpu_ops
+    with nothing_collected():
+        from raydix.kernels.ops import import_gpu_ops
 
-    import_gpu_ops()
+        import_gpu_ops()
     gpu = _gpu_here(order.device_index)
     with tempfile.TemporaryDirectory() as name:
         folder = None if order.config.model.kernels is None else Path(order.config.model.kernels)

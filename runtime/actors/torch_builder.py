@@ -10,6 +10,7 @@ import pickle
 from raydix.runtime.actors.gpu_model import LoadedGpuModel, RankPlace
 from raydix.runtime.actors.kernel_build import KernelOrder, start_build
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.garbage import nothing_collected
 from raydix.runtime.phases import phase
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def build_torch_model(
         config=config, checkpoint=checkpoint, device_index=place.device_index, packed=kernels
     )
     build = start_build(order)
-    with phase(logger, "torch imported"):
+    with phase(logger, "torch imported"), nothing_collected():
         from raydix.runtime.actors.torch_model import load_gpu_model
 
     read = None if checkpoint is None else pickle.loads(checkpoint)

@@ -36,6 +36,7 @@ from raydix.runtime.config.kv_layout import FP8_DTYPE
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.config.policies import Overlap
 from raydix.runtime.config.pool_sizes import max_context_pages
+from raydix.runtime.garbage import nothing_collected
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import (
     CheckpointConfig,
@@ -78,7 +79,7 @@ def load_gpu_model(
     """
     kernels = FirstTimes()
     if config.model.device == "cuda":
-        with phase(logger, "kernels imported"):
+        with phase(logger, "kernels imported"), nothing_collected():
             import_gpu_ops()
     tp = config.parallel.tp
     with phase(logger, "device opened"):

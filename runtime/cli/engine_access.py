@@ -19,6 +19,7 @@ from raydix.runtime.cli.stop_signal import (
     unless_stopped,
 )
 from raydix.runtime.config.engine import EngineConfig
+from raydix.runtime.garbage import nothing_collected
 
 if TYPE_CHECKING:
     from raydix.runtime.api.client import AsyncLLM
@@ -35,8 +36,9 @@ async def start_engine(
     SIGINT and SIGTERM end the start: raises StoppedWhileStarting, or ends the process if Ray itself
     is just being started, which cannot be interrupted.
     """
-    from raydix.runtime.api.client import AsyncLLM
-    from raydix.runtime.api.engine_start import UNDO_S
+    with nothing_collected():
+        from raydix.runtime.api.client import AsyncLLM
+        from raydix.runtime.api.engine_start import UNDO_S
 
     starting = AsyncLLM.start(config, name=name, address=address, **options)
     try:

@@ -19,6 +19,7 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
 from raydix.runtime.actors.process import end_with_parent
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.paths import HubName
+from raydix.runtime.garbage import nothing_collected
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.checkpoint.hub import settings_folder
 from raydix.runtime.model.checkpoint.late_import import hidden
@@ -99,9 +100,10 @@ def answer(asker: int) -> None:
         try:
             # Of a family's config transformers wants to tell in which models it is used, and with
             # torch in sight imports all that these may need: 4 s on a host with many packages.
-            with hidden("torch"):
-                read_checkpoint_config(settings_folder(config.model.path))
-            answered = check_here(config)
+            with nothing_collected():
+                with hidden("torch"):
+                    read_checkpoint_config(settings_folder(config.model.path))
+                answered = check_here(config)
         except RaydixError as error:
             answered = error
         pickle.dump(answered, stdout)

@@ -1,13 +1,14 @@
 """Starting engines and finding them: the one place where plain classes become Ray actors."""
 
 import asyncio
+import importlib
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -34,7 +35,6 @@ from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release, require_node
 from raydix.runtime.actors.bootstrap.ray_actor import answer
-from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner, use_environment
 from raydix.runtime.actors.bootstrap.start_control import StartControl, holding_exit
 from raydix.runtime.actors.engine_record import EngineRecord, find_record, require_free_name
 from raydix.runtime.actors.gpu_model import BuildModel
@@ -44,7 +44,6 @@ from raydix.runtime.actors.supervision.engine_facts import EngineFacts
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import NAMESPACE, ActorKind, actor_name
-from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 from raydix.runtime.actors.threads import on_thread
 from raydix.runtime.actors.torch_builder import build_torch_model, import_torch_model
 from raydix.runtime.config.capacity import effective_summary
@@ -52,6 +51,10 @@ from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import replace_model_path
 from raydix.runtime.model.checkpoint.hub import pin_model_path
 from raydix.runtime.phases import phase
+
+if TYPE_CHECKING:
+    # What makes actors imports all of them, which takes as long as to import Ray.
+    from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +99,8 @@ def start_engine(
     config = pinned(config)
     if uses_own_gpus and build_model is build_torch_model:
         build_ahead(config)
-    # Beside Ray's own start: either takes seconds.
+    # All beside Ray's own start, which waits more than it computes: each takes seconds.
+    on_thread("imports", _import_actors)
     checking = checking or check_config(config, build_model)
     with holding_exit():
         handle = _start_on_ray(
@@ -181,8 +185,10 @@ class StartModel:
             return None
         return PlannedArena(layout=self.sizes.layout, size_bytes=self.sizes.arena_bytes)
 
-    def make_spawner(self, name: str, placement: Placement, config: EngineConfig) -> RaySpawner:
+    def make_spawner(self, name: str, placement: Placement, config: EngineConfig) -> "RaySpawner":
         """Make a spawner for the actors of an engine that drives this model."""
+        from raydix.runtime.actors.bootstrap.ray_spawner import RaySpawner
+
         return RaySpawner(
             engine=name,
             placement=placement,
@@ -190,6 +196,12 @@ class StartModel:
             build_model=self.build,
             prepare_spare=self.prepare_spare,
         )
+
+
+def _import_actors() -> None:
+    """Import what makes actors, which is needed once Ray has started."""
+    for name in ("bootstrap.ray_spawner", "supervision.supervisor"):
+        importlib.import_module(f"raydix.runtime.actors.{name}")
 
 
 def _check(config: EngineConfig, build_model: BuildModel) -> StartModel:
@@ -233,7 +245,7 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
 
 
 def _start_supervisor(
-    spawner: RaySpawner,
+    spawner: "RaySpawner",
     control: StartControl,
     *,
     name: str,
@@ -241,6 +253,8 @@ def _start_supervisor(
     **arguments: Any,
 ) -> tuple[Any, LogFollower, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, its log, and facts of the running engine."""
+    from raydix.runtime.actors.bootstrap.ray_spawner import use_environment
+
     supervisor = _make_supervisor(
         spawner.options(actor_name(name, ActorKind.SUPERVISOR)),
         name,
@@ -264,6 +278,8 @@ def _start_supervisor(
 
 def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, Any]) -> Any:
     """The Ray handle of a new Supervisor. Raises ConfigError if a living one has its name."""
+    from raydix.runtime.actors.supervision.supervisor import SupervisorActor
+
     give_up_s = time.monotonic() + _NAME_RELEASE_S
     while True:
         try:
