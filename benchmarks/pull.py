@@ -6,6 +6,8 @@ same each round. Beside it, in turns: iperf3 with as many streams, from and into
 in caches (before 3.16 it uses one core at each end); and plain sockets, one thread each, which send
 from memory as large as the arena into as much, and look at nothing: what checksums cost at both
 ends shows beside them. The bar is for iperf3, and without it for plain sockets.
+
+Then what pulls take of Schedulers: `benchmarks/engine/pull_cpu.py` says how.
 """
 
 import asyncio
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.engine.pull_cpu import Requests, cpu_figures, measure_cpu
 from benchmarks.records.command_line import add_results, count, make_parser, positive, run
 from benchmarks.records.record import Figure, report
 from raydix.ids import BatchId, ConnectionId, HostPageId
@@ -257,11 +260,14 @@ class PlainSockets:
     def _send(self, index: int, end_s: float) -> None:
         setting = self._setting
         page = index
-        while time.perf_counter() < end_s:
+        while True:
             start = page * setting.page_bytes
             self._connections[index].sendall(self._memory[start : start + setting.page_bytes])
             self._counts[index] += 1
             page = (page + setting.num_streams) % setting.num_pages
+            # Looked at last: on a busy machine a thread may start when its round is over.
+            if time.perf_counter() >= end_s:
+                return
 
 
 def iperf(setting: Setting) -> Round:
@@ -360,9 +366,11 @@ def main() -> int:
     )
     if shutil.which("iperf3") is None:
         print("iperf3 is not installed (apt-get install iperf3): plain sockets alone are beside it")
-    return report(
-        "pull", asdict(setting), figures(asyncio.run(measure(setting))), keep_in=arguments.results
-    )
+    requests = Requests()
+    made = figures(asyncio.run(measure(setting)))
+    made += cpu_figures(asyncio.run(measure_cpu(requests)))
+    config = asdict(setting) | {"requests": asdict(requests)}
+    return report("pull", config, made, keep_in=arguments.results)
 
 
 if __name__ == "__main__":

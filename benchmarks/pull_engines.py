@@ -1,119 +1,53 @@
 """Times to the first token of long contexts that another engine's L2 holds, and of new ones.
 
-    python -m benchmarks.pull_engines                 # two GPUs of one host, an engine on each
-    python -m benchmarks.pull_engines --ranks 4       # two GPUs for each engine
+    python -m benchmarks.pull_engines                         # two GPUs, an engine on each
+    python -m benchmarks.pull_engines --ranks 4               # two GPUs for each engine
+    python -m benchmarks.pull_engines --gpus 1                # both engines on one GPU
+    python -m benchmarks.pull_engines --model qwen3_32b_l16   # as many bytes a FLOP as Qwen3-32B's
 
 One engine computes contexts; the other one, which has never seen them, pulls them over TCP on the
 loopback, one request at a time. Beside it the other engine computes as many new ones. Then two
 engines share one L2, in which the second one finds what the first has computed. Through `AsyncLLM`,
-on Ray.
+on Ray. On one GPU only one of the two works at a time, so that their times are those of two GPUs,
+as long as the memory holds both.
+
+How much sooner pulls are depends on the model: on the bytes of KV that a FLOP makes. A shape that
+is cut in layers has nearly those of the whole model, as both go with the layers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.engine.engine_pairs import PULLING, Asker, ask_each, sections_of, two_engines
 from benchmarks.engine.engines import (
-    DENSE_L16,
     DENSE_TINY,
     Answer,
     Options,
-    Prompts,
-    ask,
-    dummy_config,
-    engine_name,
-    expect_sources,
+    add_options,
     median_ttft_ms,
-    parse_options_of_two,
-    settle,
+    options_of,
 )
 from benchmarks.engine.workloads import FULL_CONTEXTS, TINY_CONTEXTS, Contexts
-from benchmarks.model.model_shapes import ModelConfig
-from benchmarks.records.command_line import run
+from benchmarks.model.model_shapes import SHAPES, ModelConfig
+from benchmarks.records.command_line import count, make_parser, run
 from benchmarks.records.record import Figure, name_with_ranks
-from raydix.runtime.api.client import AsyncLLM
+from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
 
 MIN_SPEEDUP = 3.0
-_PAGE_SIZE = 64
-_POLL_S = 0.01
+_USUAL_MODEL = "dense_l16"
 
 
-async def ask_each(llm: AsyncLLM, contexts: list[list[int]], **cached_tokens: int) -> list[Answer]:
-    """An answer about each context, which must come from where `cached_tokens` says."""
-    answers = []
-    for context in contexts:
-        answers.append(await ask(llm.generate, context, 1))
-        await settle(llm.stats)
-        expect_sources(answers[-1], **cached_tokens)
-    return answers
-
-
-async def until_known(puller: AsyncLLM, holder: AsyncLLM) -> None:
-    """Wait until one engine knows of all pages that the other one's L2 has."""
-    num_pages = (await holder.stats())["host"]["pages_ready"]
-    while (await puller.stats())["scheduler"]["peer_known_pages"] < num_pages:
-        await asyncio.sleep(_POLL_S)
-
-
-def sections_of(sizes: Contexts, tp: int, l2: Mapping[str, object]) -> dict[str, Any]:
-    """The configuration of each engine, but for its model."""
-    sections = sizes.sections(_PAGE_SIZE)
-    sections["parallel"] = {"tp": tp}
-    sections["cache"]["load"] = "always"
-    sections["cache"]["prefetch"] = {"strategy": "wait_complete"}
-    sections["cache"]["l2"] |= l2
-    return sections
-
-
-@asynccontextmanager
-async def two_engines(
-    options: Options, model: ModelConfig, sections: Mapping[str, Any]
-) -> AsyncIterator[tuple[AsyncLLM, AsyncLLM]]:
-    """The one that computes, and the one that finds."""
-    async with (
-        dummy_config(options, model, sections) as config,
-        await AsyncLLM.start(config, name=engine_name("holder")) as holder,
-        await AsyncLLM.start(config, name=engine_name("finder")) as finder,
-    ):
-        yield holder, finder
-
-
-class Asker:
-    """Draws contexts, and asks engines for a token about each."""
-
-    def __init__(self, sizes: Contexts, vocab_size: int) -> None:
-        self._sizes = sizes
-        self._prompts = Prompts(vocab_size)
-
-    def draw(self, num: int) -> list[list[int]]:
-        """New ones, with a token behind the last page: the last token is always computed."""
-        length = self._sizes.context_tokens + self._sizes.new_tokens
-        return [self._prompts.draw(length) for _ in range(num)]
-
-    async def warm(self, *llms: AsyncLLM) -> None:
-        """Ask each once: what is compiled and allocated at the first time counts for nothing."""
-        for llm in llms:
-            await ask_each(llm, self.draw(1))
-
-    async def found(self, holder: AsyncLLM, finder: AsyncLLM, source: str) -> list[Answer]:
-        """The answers of one engine about what the other has computed, all from `source`."""
-        contexts = self.draw(2)
-        await ask_each(holder, contexts)
-        if source == "peer":
-            await until_known(finder, holder)
-        return await ask_each(finder, contexts, **{source: self._sizes.context_tokens})
-
-
-async def measure(options: Options, sizes: Contexts, model: ModelConfig, tp: int) -> list[Figure]:
+async def measure(
+    options: Options, sizes: Contexts, model: ModelConfig, *, tp: int, shared_gpu: bool
+) -> list[Figure]:
     """Pull contexts and compute others, in turns; then find them in an L2 that is shared."""
     asker = Asker(sizes, int(model["vocab_size"]))
     pulled: list[Answer] = []
     computed: list[Answer] = []
     shared: list[Answer] = []
-    apart = sections_of(sizes, tp, {"pull": {}})
-    async with two_engines(options, model, apart) as (holder, puller):
+    apart = sections_of(sizes, tp, PULLING)
+    async with two_engines(options, model, apart, shared_gpu) as (holder, puller):
         await asker.warm(holder, puller)
         for _ in range(options.repeats):
             pulled += await asker.found(holder, puller, "peer")
@@ -121,7 +55,7 @@ async def measure(options: Options, sizes: Contexts, model: ModelConfig, tp: int
         figures: dict[str, Any] = (await puller.stats())["host"]
 
     together = sections_of(sizes, tp, {"shared": True, "keep_s": 0.0})
-    async with two_engines(options, model, together) as (holder, finder):
+    async with two_engines(options, model, together, shared_gpu) as (holder, finder):
         await asker.warm(holder, finder)
         for _ in range(options.repeats):
             shared += await asker.found(holder, finder, "l2")
@@ -141,15 +75,44 @@ async def measure(options: Options, sizes: Contexts, model: ModelConfig, tp: int
     ]
 
 
-def main(options: Options, num_ranks: int) -> int:
+def main(options: Options, num_ranks: int, num_gpus: int, shape: str) -> int:
     """Measure and report."""
-    sizes, model = (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, DENSE_L16)
-    figures = asyncio.run(measure(options, sizes, model, num_ranks // 2))
-    name = name_with_ranks("pull_engines", num_ranks)
-    return options.report(
-        name, {"ranks": num_ranks, "model": "dense_l16", **asdict(sizes)}, figures
+    sizes, model = (
+        (TINY_CONTEXTS, DENSE_TINY) if options.is_tiny else (FULL_CONTEXTS, SHAPES[shape])
     )
+    figures = asyncio.run(
+        measure(options, sizes, model, tp=num_ranks // 2, shared_gpu=num_gpus < num_ranks)
+    )
+    name = name_with_ranks("pull_engines", num_ranks)
+    if shape != _USUAL_MODEL:
+        name += f"_{shape}"
+    config = {"ranks": num_ranks, "gpus": num_gpus, "model": shape, **asdict(sizes)}
+    return options.report(name, config, figures)
+
+
+def command_line() -> int:
+    """Read the command line, and measure what it says."""
+    parser = make_parser(__doc__)
+    add_options(parser, Options())
+    parser.add_argument("--ranks", type=count, default=2, help="of both engines together")
+    parser.add_argument(
+        "--gpus",
+        type=count,
+        help="GPUs of both engines together: as many as ranks, or 1 for two ranks; default: 1 if "
+        "this host has no more",
+    )
+    parser.add_argument("--model", choices=SHAPES, default=_USUAL_MODEL, help="a shape")
+    read = parser.parse_args()
+    if read.ranks % 2:
+        parser.error(f"--ranks is {read.ranks}; two engines need an even number")
+    num_gpus = read.gpus or (1 if read.ranks == 2 and count_gpus() == 1 else read.ranks)
+    if num_gpus != read.ranks and (num_gpus, read.ranks) != (1, 2):
+        parser.error(
+            f"--gpus is {num_gpus} and --ranks {read.ranks}; expected a GPU for each rank, or one "
+            "for two ranks"
+        )
+    return main(options_of(read, num_gpus), read.ranks, num_gpus, read.model)
 
 
 if __name__ == "__main__":
-    run(lambda: main(*parse_options_of_two(__doc__)))
+    run(command_line)

@@ -107,7 +107,7 @@ def test_reload_measures_ranks_that_load_at_once(
 def test_contexts_of_another_engine_are_pulled_page_by_page(
     ray_cluster: PrivateCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = figures_of(pull_engines.main, capsys)
+    figures = figures_of(lambda options: pull_engines.main(options, 2, 2, "dense_l16"), capsys)
 
     assert figures["pages pulled"]["value"] == 2 * 256 / 64
     assert figures["TTFT, pulled"]["value"] > 0

@@ -37,8 +37,13 @@ class PrivateCluster:
     minute.
     """
 
-    def __init__(self, num_cpus: int | None = None, settings: RaySection | None = None) -> None:
-        """`num_cpus`: how many it lets engines reserve; None: as many as there are.
+    def __init__(
+        self,
+        num_cpus: int | None = None,
+        settings: RaySection | None = None,
+        num_gpus: int | None = None,
+    ) -> None:
+        """`num_cpus`, `num_gpus`: how many it lets engines reserve; None: as many as there are.
 
         Raises ConfigError if a port of the settings is taken.
         """
@@ -49,7 +54,7 @@ class PrivateCluster:
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            _on_lasting_thread(lambda: self._start(num_cpus, settings))
+            _on_lasting_thread(lambda: self._start(num_cpus, num_gpus, settings))
         except Exception as error:
             text = str(error).partition("\n")[0]
             raise EngineDead(
@@ -57,11 +62,12 @@ class PrivateCluster:
                 "a cluster that runs already (--address)."
             ) from error
 
-    def _start(self, num_cpus: int | None, settings: RaySection) -> None:
+    def _start(self, num_cpus: int | None, num_gpus: int | None, settings: RaySection) -> None:
         ray.init(
             address="local",
             namespace=NAMESPACE,
             num_cpus=num_cpus,
+            num_gpus=num_gpus,
             include_dashboard=settings.dashboard_port is not None,
             dashboard_port=settings.dashboard_port,
             _metrics_export_port=settings.metrics_port,
