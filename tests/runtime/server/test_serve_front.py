@@ -141,7 +141,7 @@ def test_a_proxy_that_ray_serve_kills_as_it_is_slow_costs_no_service(
     def start(**options: object) -> None:
         started.append(options)
         if len(started) <= num_killed:
-            raise ActorDiedError("The actor is dead because it was killed by `ray.kill`.")
+            raise ActorDiedError
 
     monkeypatch.setattr(serve_front.serve, "start", start)
     monkeypatch.setattr(serve_front.serve, "run", lambda *_, name, **__: run_by_serve.append(name))
