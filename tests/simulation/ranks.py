@@ -81,7 +81,8 @@ class SimulatedRank:
         self._num_dials = number = self._num_dials + 1
 
         def is_wanted() -> bool:
-            return self.is_alive and not self._is_resting and number == self._num_dials
+            is_away = self._is_resting or self._link is not None
+            return self.is_alive and not is_away and number == self._num_dials
 
         self.cluster.scheduler.connect(self._use, is_wanted)
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydix.errors import CheckpointError, ConfigError
@@ -176,7 +176,7 @@ class EngineService:
         """The engines that are wanted while no later version takes over."""
         return self._roles.wanted(self._scaler.num_wanted)
 
-    def _followers(self, now_s: float) -> RoleCounts:
+    def _followers(self, nodes: Sequence[str], now_s: float) -> RoleCounts:
         """The engines that serve and that those of the former version may leave their place to.
 
         An engine counts once whoever routes has found it: what is sent to the former until then is
@@ -186,6 +186,7 @@ class EngineService:
             each.role
             for each in self._engines.values()
             if each.view.state is EngineState.SERVING
+            and each.node in nodes
             and now_s - self._served_since_s.get(each.name, now_s) >= _FOUND_S
         )
 
@@ -228,8 +229,8 @@ class EngineService:
         if not self._scaler.is_fixed and self._kept is None:
             await self._scale(now_s)
         views = [each.view for each in self._engines.values()]
-        await self._replace_former(now_s)
         nodes = await asyncio.to_thread(self._launcher.nodes)
+        await self._replace_former(nodes, now_s)
         resting, wanted = self._rests.resting(now_s), self._to_have(now_s)
         steps = next_steps(
             views,
@@ -252,9 +253,9 @@ class EngineService:
             waiting_engines(views, nodes=nodes, resting=resting, num_wanted=num_wanted)
         )
 
-    async def _replace_former(self, now_s: float) -> None:
+    async def _replace_former(self, nodes: Sequence[str], now_s: float) -> None:
         """Let engines of the former version end, as far as this one has others in their place."""
-        serving, lacks_room = self._followers(now_s), self._lacks_room
+        serving, lacks_room = self._followers(nodes, now_s), self._lacks_room
         if lacks_room is None and self._fills_room is not None and now_s < self._fills_room[1]:
             # Else the former would start another one in the place of that which has made room.
             lacks_room = self._fills_room[0]
@@ -262,7 +263,11 @@ class EngineService:
             return
         if serving or lacks_room is not None:
             kept = kept_roles(
-                self._former.roles, serving=serving, wanted=self._wanted, lacks_room=lacks_room
+                self._former.roles,
+                serving=serving,
+                wanted=self._wanted,
+                num_nodes=len(nodes),
+                lacks_room=lacks_room,
             )
             await self._former.keep(kept)
 

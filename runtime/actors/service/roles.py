@@ -43,18 +43,22 @@ def kept_roles(
     *,
     serving: RoleCounts,
     wanted: RoleCounts,
+    num_nodes: int,
     lacks_room: EngineRole | None,
 ) -> RoleCounts:
     """Which of the `former` engines, those of an earlier version, are to go on.
 
     One ends for each of the new version that serves, of the same role if there is one; all do once
-    those are as many as are wanted. lacks_room: the role of the next engine, which finds no room
-    beside them, so that one of them has to end before it.
+    those are as many as are wanted. num_nodes: how many nodes live, of which each has one of them
+    at most. lacks_room: the role of the next engine, which finds no room beside them, so that one
+    of them has to end before it.
     """
     if not missing_roles(serving, wanted):
         return {}
     kept = {role: max(0, number - serving.get(role, 0)) for role, number in former.items()}
-    num_kept = sum(former.values()) - sum(serving.values()) - int(lacks_room is not None)
+    # What has gone with its node has no place to come back to, and is not to be waited for.
+    num_there = min(sum(former.values()), num_nodes)
+    num_kept = num_there - sum(serving.values()) - int(lacks_room is not None)
     for number in range(sum(kept.values()) - max(0, num_kept)):
         among = [
             role for role in kept if 0 < kept[role] > wanted.get(role, 0) - serving.get(role, 0)

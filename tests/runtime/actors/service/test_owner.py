@@ -68,6 +68,19 @@ async def test_a_node_where_starts_fail_is_tried_again(monkeypatch: pytest.Monke
         await until(lambda: set(serving(service)) == {"a", "b"})
 
 
+@pytest.mark.parametrize("max_per_node", [1, 2])
+async def test_a_later_version_comes_although_a_node_is_lost_meanwhile(max_per_node: int) -> None:
+    cluster = FakeCluster("abc")
+    cluster.max_per_node = max_per_node
+    async with running(cluster, 3) as (old, old_task):
+        await until(lambda: len(serving(old)) == 3)
+        former = await former_of()
+        cluster.live_nodes = "ab"
+        next(each for each in cluster.made if each.node == "c").kill()
+        async with running(cluster, 3, former) as (new, _):
+            await until(lambda: old_task.done() and set(serving(new)) == {"a", "b"})
+
+
 async def test_a_later_version_replaces_engines_one_after_the_other() -> None:
     cluster = FakeCluster("ab")
     async with running(cluster, 2) as (old, old_task):

@@ -19,8 +19,11 @@ def kept(
     serving: RoleCounts,
     wanted: RoleCounts,
     lacks_room: EngineRole | None = None,
+    num_nodes: int = 9,
 ) -> RoleCounts:
-    found = kept_roles(former, serving=serving, wanted=wanted, lacks_room=lacks_room)
+    found = kept_roles(
+        former, serving=serving, wanted=wanted, num_nodes=num_nodes, lacks_room=lacks_room
+    )
     return {role: number for role, number in found.items() if number}
 
 
@@ -62,15 +65,25 @@ def test_an_engine_that_is_wanted_no_more_ends_before_the_only_one_that_is() -> 
     assert kept(former, {}, wanted, lacks_room=DECODE) == {DECODE: 1, PREFILL: 1}
 
 
+def test_an_earlier_engine_whose_node_is_lost_is_not_waited_for() -> None:
+    former, wanted = {BOTH: 3}, {BOTH: 3}
+    assert kept(former, {BOTH: 2}, wanted, num_nodes=2) == {}
+    assert kept(former, {}, wanted, lacks_room=BOTH, num_nodes=2) == {BOTH: 1}
+    assert kept({PREFILL: 2, BOTH: 1}, {}, wanted, lacks_room=BOTH, num_nodes=1) == {}
+
+
 def test_as_many_earlier_engines_go_on_as_have_no_follower() -> None:
     rng = random.Random(11)
     for _ in range(2000):
         former, wanted, serving = (
             Counter({role: rng.randrange(4) for role in EngineRole}) for _ in range(3)
         )
-        lacks_room = rng.choice([None, *EngineRole])
-        found = kept_roles(former, serving=serving, wanted=wanted, lacks_room=lacks_room)
+        lacks_room, num_nodes = rng.choice([None, *EngineRole]), rng.randrange(10)
+        found = kept_roles(
+            former, serving=serving, wanted=wanted, num_nodes=num_nodes, lacks_room=lacks_room
+        )
         assert all(0 <= number <= former[role] for role, number in found.items())
         is_done = not missing_roles(serving, wanted)
-        num_left = former.total() - serving.total() - (lacks_room is not None)
+        num_there = min(former.total(), num_nodes)
+        num_left = num_there - serving.total() - (lacks_room is not None)
         assert sum(found.values()) == (0 if is_done else max(0, num_left))
