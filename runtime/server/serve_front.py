@@ -48,7 +48,7 @@ async def replicas_listening(
     here = address
     running = await asyncio.to_thread(_running)
     _check_is_alone(application, running)
-    if application not in running:
+    if not await asyncio.to_thread(_has_proxy):
         # HAProxy itself would try a port that is taken again and again.
         here = TcpAddress(address.host, free_port(address))
     if replicas.deployment_name not in running.get(application, ()):
@@ -70,11 +70,6 @@ class Asked:
     running: frozenset[str]
     """All services that run, earlier versions of these among them."""
 
-    @property
-    def is_later(self) -> bool:
-        """Whether one of them is a later version of one that runs."""
-        return not self.services.isdisjoint(self.running)
-
 
 def clear_for(address: TcpAddress, asked: Asked) -> None:
     """Raise ConfigError if services cannot be served there by this cluster's Ray Serve.
@@ -87,11 +82,11 @@ def clear_for(address: TcpAddress, asked: Asked) -> None:
     used = {name: _used_by_any(each) for name, each in applications.items()}
     _check_nobody_loses(address, asked, used)
     own = _application_of(asked.name)
-    if own in applications and asked.is_later and not _listens(address):
+    if _has_proxy() and not _listens(address):
         raise ConfigError(
-            f"Nothing listens at {url_of(address)}, but this cluster's Ray Serve serves the "
-            "earlier version over HTTP, and keeps its address. Give --http as it was given then, "
-            "or stop the service first."
+            f"Nothing listens at {url_of(address)}, but this cluster's Ray Serve runs already, and "
+            "keeps the address that it has been started with. Give --http as it was given then, or "
+            "end Ray Serve first: `serve shutdown`."
         )
     for name in applications.keys() - {own}:
         _stop(name)
@@ -159,6 +154,11 @@ def _running() -> Mapping[str, Collection[str]]:
     """The deployments of each application that Raydix has started and that runs."""
     applications = serve.status().applications.items()
     return {name: each.deployments for name, each in applications if name.startswith(_OURS)}
+
+
+def _has_proxy() -> bool:
+    """Whether this cluster's Ray Serve runs, also if only what it served has ended."""
+    return bool(serve.status().proxies)
 
 
 def _used_by_any(deployments: Collection[str]) -> frozenset[str]:

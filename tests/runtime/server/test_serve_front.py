@@ -35,6 +35,13 @@ def run(monkeypatch: pytest.MonkeyPatch, **applications: Collection[str]) -> Non
     """Let there be such applications: each by what it is named after, with its deployments."""
     running = {f"raydix-{name}": each for name, each in applications.items()}
     monkeypatch.setattr(serve_front, "_running", lambda: running)
+    monkeypatch.setattr(serve_front, "_has_proxy", lambda: bool(running))
+
+
+def replicas_of(service: str) -> Replicas:
+    """A replica for the engines of a service."""
+    engines = {"model": AsyncService(ServiceName(service))}
+    return Replicas(engines=engines, keys=None, num_replicas=1, drain_s=1.0)
 
 
 def clear(name: str, services: Collection[str], running: Collection[str]) -> None:
@@ -46,15 +53,35 @@ def clear(name: str, services: Collection[str], running: Collection[str]) -> Non
 
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_later_version_is_refused_where_http_is_served_elsewhere(
+def test_a_service_is_refused_where_ray_serve_listens_elsewhere(
     monkeypatch: pytest.MonkeyPatch, *, runs: bool, listens: bool
 ) -> None:
-    run(monkeypatch, **({"prod": [ONE]} if runs else {}))
+    run(monkeypatch)
+    # Its proxy stays when what it served has ended.
+    monkeypatch.setattr(serve_front, "_has_proxy", lambda: runs)
     monkeypatch.setattr(serve_front, "_listens", lambda _: listens)
     is_refused = runs and not listens
     told = pytest.raises(ConfigError, match="Give --http as it was given")
     with told if is_refused else contextlib.nullcontext():
-        clear("prod", {"prod"}, {"prod", "another"})
+        clear("prod", {"prod"}, set())
+
+
+@pytest.mark.parametrize("has_proxy", [False, True])
+async def test_the_address_that_ray_serve_has_kept_is_none_that_is_taken(
+    monkeypatch: pytest.MonkeyPatch, ended: list[str], *, has_proxy: bool
+) -> None:
+    run(monkeypatch)
+    monkeypatch.setattr(serve_front, "_has_proxy", lambda: has_proxy)
+    replicas = replicas_of("prod")
+    started: list[TcpAddress] = []
+    monkeypatch.setattr(serve_front, "_start", lambda _name, _replicas, at: started.append(at))
+    with socket.create_server((ADDRESS.host, 0)) as proxy:
+        address = TcpAddress(ADDRESS.host, proxy.getsockname()[1])
+        taken = pytest.raises(ConfigError, match="cannot listen")
+        with contextlib.nullcontext() if has_proxy else taken:
+            async with serve_front.replicas_listening("prod", replicas, address):
+                pass
+    assert started == ([address] if has_proxy else [])
 
 
 @pytest.mark.parametrize("others", [set(), {"prod"}, {"elsewhere"}])
@@ -117,8 +144,7 @@ async def test_of_two_services_that_start_at_once_the_later_one_takes_no_http_fr
     # Both were clear to start, as neither had HTTP then.
     run(monkeypatch)
     clear("prod", {"prod"}, set())
-    engines = {"model": AsyncService(ServiceName("prod"))}
-    replicas = Replicas(engines=engines, keys=None, num_replicas=1, drain_s=1.0)
+    replicas = replicas_of("prod")
     started: list[str] = []
     monkeypatch.setattr(serve_front, "_start", lambda name, *_: started.append(name))
     run(monkeypatch, **({"prod": ["HttpReplica+prod+0"]} if is_own else {"other": [ONE]}))
@@ -133,8 +159,7 @@ async def test_of_two_services_that_start_at_once_the_later_one_takes_no_http_fr
 def test_a_proxy_that_ray_serve_kills_as_it_is_slow_costs_no_service(
     monkeypatch: pytest.MonkeyPatch, num_killed: int
 ) -> None:
-    engines = {"model": AsyncService(ServiceName("prod"))}
-    replicas = Replicas(engines=engines, keys=None, num_replicas=1, drain_s=1.0)
+    replicas = replicas_of("prod")
     started: list[dict[str, object]] = []
     run_by_serve: list[str] = []
 
