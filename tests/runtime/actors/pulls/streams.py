@@ -32,6 +32,8 @@ from tests.runtime.storage.stores import content, layout_of, make_key
 SECRET = b"a secret of nodes"
 WAIT_S = 60.0
 """The time for what must come; nothing is measured by it."""
+BY_NAME, BY_TCP = "127.0.0.1", "localhost"
+"""A listener is reached within the host by the name that it has itself, and by others over TCP."""
 _CAPACITY_BYTES = 1 << 16
 
 
@@ -90,12 +92,14 @@ def open_in_memory() -> tuple[PageStream, PageStream]:
 
 
 @contextmanager
-def open_by_tcp(files: TlsFiles | None, patience_s: float) -> Iterator[OpenPair]:
+def open_by_socket(
+    files: TlsFiles | None, patience_s: float, host: str = BY_TCP
+) -> Iterator[OpenPair]:
     """Streams over the loopback, under TLS if there are files."""
     accepted: queue.SimpleQueue[PageStream] = queue.SimpleQueue()
     hello = Hello(role=Role.PAGE_STREAM, name="node", incarnation=1, pid=1)
     listener = StreamListener(
-        TcpAddress("127.0.0.1", 0),
+        TcpAddress(BY_NAME, 0),
         hello,
         SECRET,
         lambda _, stream: accepted.put(stream),
@@ -106,7 +110,7 @@ def open_by_tcp(files: TlsFiles | None, patience_s: float) -> Iterator[OpenPair]
 
     def open_pair() -> tuple[PageStream, PageStream]:
         tls = None if files is None else files.for_dialer()
-        receiver = dial_stream(TcpAddress("127.0.0.1", listener.port), hello, SECRET, tls)
+        receiver = dial_stream(TcpAddress(host, listener.port), hello, SECRET, tls)
         sender = accepted.get(timeout=WAIT_S)
         ends.extend((sender, receiver))
         return sender, receiver

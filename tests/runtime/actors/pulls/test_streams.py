@@ -1,5 +1,6 @@
-"""One conformance suite for streams of pages: in memory, over TCP and under TLS."""
+"""One conformance suite for streams of pages: in memory, within a host, over TCP and under TLS."""
 
+import os
 import queue
 import shutil
 import socket
@@ -11,6 +12,7 @@ import pytest
 
 from raydix.ids import BatchId
 from raydix.runtime.actors.links.tls import TlsFiles
+from raydix.runtime.actors.pulls import page_stream
 from raydix.runtime.actors.pulls.page_stream import PageStream
 from raydix.runtime.actors.pulls.pieces import Piece
 from raydix.runtime.actors.pulls.streaming import send_pages
@@ -18,13 +20,16 @@ from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.namespace import make_namespace
 from tests.runtime.actors.links.test_tls import certified
 from tests.runtime.actors.pulls.streams import (
+    BY_NAME,
+    BY_TCP,
+    SECRET,
     WAIT_S,
     Holder,
     OpenPair,
     Reader,
     make_ends,
     make_page,
-    open_by_tcp,
+    open_by_socket,
     open_in_memory,
 )
 from tests.runtime.storage.stores import layout_of
@@ -41,14 +46,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     return certified(tmp_path_factory.mktemp("tls") / "ours", "IP:127.0.0.1")
 
 
-@pytest.fixture(params=["memory", "tcp", "tls"])
+@pytest.fixture(params=["memory", "here", "tcp", "tls"])
 def open_pair(request: pytest.FixtureRequest) -> Iterator[OpenPair]:
     """Each kind of stream."""
     if request.param == "memory":
         yield open_in_memory
         return
     tls = request.getfixturevalue("files") if request.param == "tls" else None
-    with open_by_tcp(tls, WAIT_S) as opened:
+    with open_by_socket(tls, WAIT_S, BY_TCP if request.param == "tcp" else BY_NAME) as opened:
         yield opened
 
 
@@ -260,7 +265,7 @@ def test_a_stream_that_breaks_gives_back_what_it_had_not_sent(open_pair: OpenPai
 
 def test_a_reader_that_takes_nothing_loses_its_stream() -> None:
     holder, reader = make_ends(256 << 10, 128)
-    with open_by_tcp(None, _PATIENCE_S) as opened:
+    with open_by_socket(None, _PATIENCE_S) as opened:
         sender, _ = opened()
         thread = start_sending(holder, reader, sender)
         holder.send(1, range(128))
@@ -270,8 +275,58 @@ def test_a_reader_that_takes_nothing_loses_its_stream() -> None:
     assert holder.sent.get(timeout=WAIT_S) == 1
 
 
+@pytest.mark.parametrize(("host", "family"), [(BY_NAME, socket.AF_UNIX), (BY_TCP, socket.AF_INET)])
+def test_within_a_host_streams_do_without_tcp(host: str, family: socket.AddressFamily) -> None:
+    with open_by_socket(None, WAIT_S, host) as opened:
+        assert [family_of(end) for end in opened()] == [family, family]
+
+
+def test_streams_under_tls_are_under_tls_within_a_host_too(files: TlsFiles) -> None:
+    with open_by_socket(files, WAIT_S, BY_NAME) as opened:
+        assert [family_of(end) for end in opened()] == [socket.AF_INET] * 2
+
+
+def test_a_listener_of_another_user_is_reached_by_tcp_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page_stream.os, "geteuid", lambda: os.getuid() + 1)
+    with open_by_socket(None, WAIT_S, BY_NAME) as opened:
+        assert [family_of(end) for end in opened()] == [socket.AF_INET] * 2
+
+
+def test_whoever_has_taken_a_listeners_name_gets_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"\0raydix-test-{os.getpid()}".encode()
+    monkeypatch.setattr(page_stream, "_name_here", lambda *_: name)
+    heard: list[bytes] = []
+
+    def answer() -> None:
+        connection, _ = squatter.accept()
+        connection.sendall((68).to_bytes(4, "little") + bytes(68))
+        while told := connection.recv(4096):
+            heard.append(told)
+        connection.close()
+
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(name)
+        squatter.listen()
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with open_by_socket(None, WAIT_S, BY_NAME) as opened:
+            assert [family_of(end) for end in opened()] == [socket.AF_INET] * 2
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    assert SECRET not in b"".join(heard)
+    assert "by TCP" in caplog.text
+
+
+def family_of(end: PageStream) -> int:
+    return end._connection.family  # type: ignore[attr-defined,no-any-return]
+
+
 def test_strangers_get_no_stream() -> None:
-    with open_by_tcp(None, WAIT_S) as opened:
+    with open_by_socket(None, WAIT_S) as opened:
         _, receiver = opened()
         address = receiver._connection.getpeername()  # type: ignore[attr-defined]
         stranger = socket.create_connection(address)

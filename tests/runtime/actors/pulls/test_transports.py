@@ -29,7 +29,7 @@ from tests.runtime.actors.pulls.streams import (
     OpenPair,
     Reader,
     make_ends,
-    open_by_tcp,
+    open_by_socket,
 )
 
 _PAYLOAD = 12_000
@@ -130,7 +130,7 @@ Make = Callable[[int, int], Transport]
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Makes two nodes with so many bytes a page and so many pages, over each transport."""
     made: list[Transport] = []
-    with open_by_tcp(None, WAIT_S) as open_pair:
+    with open_by_socket(None, WAIT_S) as open_pair:
 
         def make_transport(payload_bytes: int, num_pages: int) -> Transport:
             holder, reader = make_ends(payload_bytes, num_pages)
@@ -265,7 +265,7 @@ class _Gate:
 def test_a_lease_lasts_until_the_read_has_ended_and_a_page_is_told_only_then() -> None:
     holder, reader = make_ends(_PAYLOAD, 4)
     gate = _Gate()
-    with open_by_tcp(None, WAIT_S) as open_pair:
+    with open_by_socket(None, WAIT_S) as open_pair:
         each = Transport("fake", holder, reader, open_pair)
         each.carrier = LeaseCarrier([FakeReads(holder.arena, reader.arena, gate)], reader.namespace)
         each.start(num_streams=1)
@@ -297,7 +297,7 @@ class _FailingReads:
 
 def test_a_read_that_fails_ends_its_stream_and_says_why_and_what_came_before_stays() -> None:
     holder, reader = make_ends(_PAYLOAD, 4)
-    with open_by_tcp(None, WAIT_S) as open_pair:
+    with open_by_socket(None, WAIT_S) as open_pair:
         each = Transport("fake", holder, reader, open_pair)
         reads = _FailingReads(FakeReads(holder.arena, reader.arena), num_good=1)
         each.carrier = LeaseCarrier([reads], reader.namespace)
@@ -320,7 +320,7 @@ def test_a_read_that_fails_ends_its_stream_and_says_why_and_what_came_before_sta
 
 def test_a_reader_that_says_it_has_read_another_piece_loses_its_stream() -> None:
     holder, reader = make_ends(_PAYLOAD, 4)
-    with open_by_tcp(None, WAIT_S) as open_pair:
+    with open_by_socket(None, WAIT_S) as open_pair:
         sending, receiving = open_pair()
         thread = threading.Thread(
             target=lease_pages, args=[sending, holder.leaving, reader.namespace], daemon=True
@@ -336,7 +336,7 @@ def test_a_reader_that_says_it_has_read_another_piece_loses_its_stream() -> None
 @needs_nixl
 def test_nixl_that_cannot_read_an_arena_any_more_fails_reads_and_nothing_else() -> None:
     holder, reader = make_ends(_PAYLOAD, 64)
-    with open_by_tcp(None, WAIT_S) as open_pair:
+    with open_by_socket(None, WAIT_S) as open_pair:
         each = Transport("nixl", holder, reader, open_pair)
         each.start()
         reader.ask(1, keys=range(8), pages=range(8))
