@@ -5,8 +5,8 @@
     python -m benchmarks.pull_engines --gpus 1                # both engines on one GPU
     python -m benchmarks.pull_engines --model qwen3_32b_l16   # as many bytes a FLOP as Qwen3-32B's
 
-One engine computes contexts; the other one, which has never seen them, pulls them over TCP on the
-loopback, one request at a time. Beside it the other engine computes as many new ones. Then two
+One engine computes contexts; the other one, which has never seen them, pulls them within the host,
+one request at a time. Beside it the other engine computes as many new ones. Then two
 engines share one L2, in which the second one finds what the first has computed. Through `AsyncLLM`,
 on Ray. On one GPU only one of the two works at a time, so that their times are those of two GPUs,
 as long as the memory holds both.

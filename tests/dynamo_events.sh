@@ -3,13 +3,14 @@
 #
 #   dynamo_events.sh run   make the environment, then run the tests of KV events, which compare with it
 #
-# If it cannot be installed the comparison is skipped, with the reason.
+# If it cannot be installed the comparison is skipped, with the reason. It has what benchmarks need, too:
+# `python -m benchmarks.routing --dynamo .venv/dynamo/bin/python`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 readonly PYTHON=.venv/bin/python
 readonly FOLDER=.venv/dynamo
-readonly WANTED="ai-dynamo-runtime==1.6.1"
+readonly WANTED="ai-dynamo-runtime==1.6.1 pyzmq msgpack"
 readonly INSTALL_S=${INSTALL_S:-300}
 
 make_environment() {
@@ -17,7 +18,7 @@ make_environment() {
     rm -rf "$FOLDER"
     # Not on top of ours: it brings versions of its own.
     $PYTHON -m venv "$FOLDER" > "$FOLDER.log" 2>&1 || return 1
-    timeout "$INSTALL_S" "$FOLDER/bin/python" -m pip install --quiet "$WANTED" > "$FOLDER.log" 2>&1 || return 1
+    timeout "$INSTALL_S" "$FOLDER/bin/python" -m pip install --quiet $WANTED > "$FOLDER.log" 2>&1 || return 1
     echo "$WANTED" > "$FOLDER/installed"
 }
 

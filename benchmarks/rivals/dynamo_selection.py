@@ -74,7 +74,8 @@ class DynamoSelection:
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                "Dynamo's process has ended; expected an answer. Try `python "
-                "benchmarks/rivals/selection_process.py` with its Python."
+                "Dynamo's process has ended; expected an answer. Its Python needs "
+                "ai-dynamo-runtime, pyzmq and msgpack, as `tests/dynamo_events.sh run` installs "
+                "them; `PYTHON benchmarks/rivals/selection_process.py` says what else is wrong."
             )
         return json.loads(line)
