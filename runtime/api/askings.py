@@ -83,6 +83,7 @@ class Askings:
     def use(self, engine: str, link: Link) -> None:
         """Ask an engine over this link, too; what waits is asked for at once."""
         reading = self._read_frames(self._lines.open(engine, link), link)
+        self._readers = {name: each for name, each in self._readers.items() if not each.done()}
         self._readers[engine] = asyncio.create_task(reading, name="raydix-client-reader")
         self._ask_waiting()
 

@@ -173,7 +173,7 @@ class EngineLines:
 
     @property
     def down(self) -> list[EngineLine]:
-        """The lines whose link is lost."""
+        """The lines whose link is lost, of those that were there when the last one was opened."""
         return [line for line in self._lines.values() if not line.is_up]
 
     def has_link(self, engine: str) -> bool:
@@ -182,6 +182,8 @@ class EngineLines:
 
     def open(self, engine: str, link: Link) -> EngineLine:
         """Use a link to this engine from now on."""
+        # Each whose link was lost is looked for already. Those of a service mostly never come back.
+        self._lines = {line.engine: line for line in self.up}
         line = self._lines.setdefault(engine, EngineLine(engine))
         line.open(link)
         self._choice.opened(line)

@@ -117,3 +117,16 @@ async def test_what_was_lost_twice_is_asked_once_again(client):
     assert len(client._askings._live.unended) == 1
     links[2].deliver(delta("r", [6], finished=FinishReason.LENGTH))
     assert (await end_of(task)).token_ids == [5, 6]
+
+
+async def test_engines_that_come_and_go_for_days_leave_nothing_behind(client):
+    for number in range(20):
+        link = FakeLink(echo)
+        client.use(f"service/{number}", link)
+        await lose(client, link, f"service/{number}")
+    last = FakeLink(echo)
+    client.use("service/20", last)
+    assert len(await collect(client.generate([5, 6], {"max_tokens": 2}))) > 0
+
+    assert client._askings._lines.down == []
+    assert list(client._askings._readers) == ["service/20"]
