@@ -1,14 +1,17 @@
 """The earlier version of a service, which makes room for the engines of this one."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydix.errors import EngineDead
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
-from raydix.runtime.actors.engine_record import EngineRecord
+from raydix.runtime.actors.engine_record import EngineRecord, find_record
 from raydix.runtime.actors.service.roles import RoleCounts
 from raydix.runtime.config.policies import EngineRole
+
+logger = logging.getLogger(__name__)
 
 
 class FormerService:
@@ -44,5 +47,8 @@ class FormerService:
             return
         try:
             self._described = await call_supervisor(self._name, self._record, "give_way", {**roles})
-        except EngineDead:
-            self.is_there = False
+        except EngineDead as error:
+            # One that was too busy to answer has its name still, and would go on beside this one.
+            self.is_there = find_record(self._name) == self._record
+            if self.is_there:
+                logger.warning("the earlier version of %s does not answer: %s", self._name, error)

@@ -8,7 +8,7 @@ import pytest
 from raydix.errors import BadRequest, ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import find_record
-from raydix.runtime.actors.service import owner
+from raydix.runtime.actors.service import former, owner
 from raydix.runtime.actors.service.desk import find_former
 from raydix.runtime.config.policies import EngineRole
 from raydix.version import VERSION
@@ -79,6 +79,24 @@ async def test_a_later_version_comes_although_a_node_is_lost_meanwhile(max_per_n
         next(each for each in cluster.made if each.node == "c").kill()
         async with running(cluster, 3, former) as (new, _):
             await until(lambda: old_task.done() and set(serving(new)) == {"a", "b"})
+
+
+async def test_an_earlier_version_that_was_once_too_busy_to_answer_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call, answers = former.call_supervisor, iter([False, True, False])
+
+    async def call_busy(*arguments: Any) -> Any:
+        if not next(answers, True):
+            raise EngineDead("it hung up on us: the handshake took too long")
+        return await call(*arguments)
+
+    monkeypatch.setattr(former, "call_supervisor", call_busy)
+    cluster = FakeCluster("ab")
+    async with running(cluster, 2) as (old, old_task):
+        await until(lambda: len(serving(old)) == 2)
+        async with running(cluster, 2, await former_of()) as (new, _):
+            await until(lambda: old_task.done() and len(serving(new)) == 2)
 
 
 async def test_a_later_version_replaces_engines_one_after_the_other() -> None:
