@@ -20,11 +20,17 @@ def open_device(config: EngineConfig, index: int) -> torch.device:
             f"them."
         )
     torch.cuda.set_device(index)
-    if config.kv_dtype == FP8_DTYPE and torch.cuda.get_device_capability(index) < _FP8_CAPABILITY:
-        raise ConfigError(
-            f"cache.kv_dtype is fp8_e4m3; {torch.cuda.get_device_name(index)} has no FP8. Expected "
-            "a GPU of compute capability 8.9 or more, such as L4, H100. Set cache.kv_dtype to auto."
-        )
+    capability = torch.cuda.get_device_capability(index)
+    check_kv_dtype(config, capability, torch.cuda.get_device_name(index))
     # Opens it, which otherwise the first tensor would.
     torch.empty(1, device="cuda")
     return torch.device("cuda", index)
+
+
+def check_kv_dtype(config: EngineConfig, capability: tuple[int, int], gpu: str) -> None:
+    """Raise ConfigError if a GPU of this capability and name cannot read what is to be cached."""
+    if config.kv_dtype == FP8_DTYPE and capability < _FP8_CAPABILITY:
+        raise ConfigError(
+            f"cache.kv_dtype is fp8_e4m3; {gpu} has no FP8. Expected a GPU of compute capability "
+            "8.9 or more, such as L4, H100. Set cache.kv_dtype to auto."
+        )

@@ -1,9 +1,9 @@
 """What a configuration asks for, tier by tier, and what of it does not fit: nothing is started."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap.engine_sizes import (
@@ -23,16 +23,26 @@ if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
 
 _GIB = 1 << 30
+
+
+class GpuKind(NamedTuple):
+    """A kind of GPU."""
+
+    num_bytes: int
+    """What CUDA lets programs use of its memory, rounded down."""
+    capability: tuple[int, int]
+    """Its compute capability."""
+
+
 GPUS = {
-    "L4": 22 * _GIB,
-    "L40S": 44 * _GIB,
-    "A100 40GB": 39 * _GIB,
-    "A100 80GB": 79 * _GIB,
-    "H100": 79 * _GIB,
-    "H200": 139 * _GIB,
-    "B200": 178 * _GIB,
+    "L4": GpuKind(22 * _GIB, (8, 9)),
+    "L40S": GpuKind(44 * _GIB, (8, 9)),
+    "A100 40GB": GpuKind(39 * _GIB, (8, 0)),
+    "A100 80GB": GpuKind(79 * _GIB, (8, 0)),
+    "H100": GpuKind(79 * _GIB, (9, 0)),
+    "H200": GpuKind(139 * _GIB, (9, 0)),
+    "B200": GpuKind(178 * _GIB, (10, 0)),
 }
-"""What CUDA lets programs use of each, rounded down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +119,16 @@ def print_report(
 def machine_at_hand(
     config: EngineConfig, device_bytes: int | None = None, node_bytes: int | None = None
 ) -> Machine:
-    """What was given, and else what this machine has."""
+    """What was given, and else what this machine has.
+
+    Raises ConfigError for the memory of a GPU where none is used.
+    """
     is_cpu, num_cpus = config.model.device == "cpu", None
+    if is_cpu and device_bytes is not None:
+        raise ConfigError(
+            "--gpu-memory is given, but model.device is cpu, where no GPU is used. Set "
+            "model.device to cuda (--set model.device=cuda), or leave --gpu-memory out."
+        )
     if not is_cpu and device_bytes is None:
         device_bytes = _own_device_bytes()
         is_here = device_bytes is not None
@@ -189,8 +207,31 @@ def _lines(
         yield "cache.events.curve is not read here, where the engine will not run"
 
     if config.model.device == "cuda":
-        for name, num_bytes in GPUS.items():
-            yield f"  {name}: {_fit(config, model, num_bytes)}"
+        for name, gpu in GPUS.items():
+            lacking = _lacking_key(config, gpu.capability)
+            fit = _fit(config, model, gpu.num_bytes) if lacking is None else f"has no {lacking}"
+            yield f"  {name}: {fit}"
+
+
+def _lacking_key(config: EngineConfig, capability: tuple[int, int]) -> str | None:
+    """What is asked for, as key and value, that GPUs of this capability refuse at a start."""
+    # Imported here because it takes seconds.
+    from raydix.runtime.actors.expert_place import check_transport
+    from raydix.runtime.actors.rank_device import check_kv_dtype
+    from raydix.runtime.model.checkpoint.native_weights import kept_forms
+
+    transport = config.experts.transport
+    checks: dict[str, Callable[[], object]] = {
+        "model.quantization native": lambda: kept_forms(config.quantization, "cuda", capability),
+        "cache.kv_dtype fp8_e4m3": lambda: check_kv_dtype(config, capability, "the GPU"),
+        "experts.transport fp8": lambda: check_transport(transport, capability),
+    }
+    for key, check in checks.items():
+        try:
+            check()
+        except ConfigError:
+            return key
+    return None
 
 
 def _pull_lines(pull: ChosenTransport | None) -> Iterator[str]:

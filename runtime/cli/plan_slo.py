@@ -148,7 +148,7 @@ def _simulator(
     def simulate(fleet: "Fleet") -> "Outcome":
         dp = f"parallel.dp={fleet.lanes_per_node}"
         sized = load_config(model, sections_of([*(settings or []), *device, dp]))
-        sizes = size_engine(sized, checkpoint, None if gpu is None else GPUS[gpu])
+        sizes = size_engine(sized, checkpoint, None if gpu is None else GPUS[gpu].num_bytes)
         service = service_of(sized, sizes, checkpoint.vocab_size, num_nodes=fleet.num_nodes)
         return Simulation(service, times, asked, Rules(seed=question.seed)).run()
 

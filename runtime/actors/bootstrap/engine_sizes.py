@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from raydix.errors import ConfigError
 from raydix.runtime.cache.host.arena_geometry import plan_arena
-from raydix.runtime.config.capacity import host_bytes_per_node, require_room_in_l3
+from raydix.runtime.config.capacity import format_bytes, host_bytes_per_node, require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_layout import KvLayout
 from raydix.runtime.config.kv_shard import KvShard
@@ -14,6 +14,7 @@ from raydix.runtime.model.checkpoint.hub import require_folder, settings_folder
 
 if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
+    from raydix.runtime.model.formats.definition import Quantisation
 
 _STEP_ROWS_OF_HIDDEN = 16
 """Hidden states that a step holds at once, with those of the feed-forward: another guess."""
@@ -94,7 +95,9 @@ def size_engine(
         step_tokens = config.scheduler.max_step_tokens(model.max_position_embeddings)
         step_bytes = _step_bytes(config, step_tokens, model.hidden_size, model.vocab_size)
     shard = KvShard(layout=model.layout, num_ranks=parallel.tp)
-    num_pages = _num_pages(config, shard, weight_bytes + step_bytes, total_device_bytes)
+    num_pages = _num_pages(
+        config, shard, weight_bytes + step_bytes, total_device_bytes, model.checkpoint.quantisation
+    )
 
     max_model_len = arena_bytes = l1_bytes = None
     if num_pages is not None:
@@ -147,7 +150,11 @@ def _step_bytes(config: EngineConfig, step_tokens: int, hidden_size: int, vocab_
 
 
 def _num_pages(
-    config: EngineConfig, shard: KvShard, other_bytes: int, total_device_bytes: int | None
+    config: EngineConfig,
+    shard: KvShard,
+    other_bytes: int,
+    total_device_bytes: int | None,
+    quantisation: "Quantisation",
 ) -> tuple[int, ...] | None:
     """Pages of each KV group; None if they depend on a device that is not known."""
     l1, layout = config.cache.l1, shard.layout
@@ -160,9 +167,12 @@ def _num_pages(
     free_bytes = int(l1.memory_fraction * total_device_bytes) - other_bytes
     num_pages = largest_pools(config, layout, page_bytes, free_bytes) if free_bytes > 0 else 0
     if num_pages < 1:
+        may_stay = quantisation.restores_what_could_stay
+        native = "set model.quantization to native, where weights stay small, " * may_stay
         raise ConfigError(
-            f"cache.l1.memory_fraction {l1.memory_fraction} of {total_device_bytes} bytes leaves "
-            f"{free_bytes} bytes for KV after weights and the largest steps; expected room for a "
-            "page. Raise it, raise parallel.tp, or use a larger device."
+            f"cache.l1.memory_fraction {l1.memory_fraction} of {format_bytes(total_device_bytes)} "
+            f"leaves too little for KV, as weights and the largest steps take "
+            f"{format_bytes(other_bytes)}; expected room for a page. Raise it, raise parallel.tp, "
+            f"{native}or use a larger device."
         )
     return pool_pages(config, layout, num_pages)

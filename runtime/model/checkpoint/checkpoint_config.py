@@ -19,6 +19,7 @@ from raydix.runtime.model.formats.definition import NATIVE, Quantisation
 from raydix.runtime.model.spec.rope_spec import REMEDY, LongRope, longest_context, positive
 from raydix.runtime.model.spec.spec import AttentionSpec, LayerSpec, ModelSpec, ropes_of
 
+_MOST_LAYERS = 10_000
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -171,10 +172,11 @@ def _find_family(raw: Mapping[str, Any]) -> Family:
             f"config.json says model_type {model_type!r}. Such models {lacking}, which Raydix does "
             f"not compute. Serve another model."
         )
-    supported = ", ".join(family.value.architecture for family in Family)
+    # Several families may have one architecture, as Kimi-K2 has DeepSeek-V3's.
+    supported = ", ".join(dict.fromkeys(family.value.architecture for family in Family))
     raise CheckpointError(
         f"config.json says model_type {model_type!r} and architectures {architectures}; supported "
-        f"are {supported}."
+        f"are {supported}. Serve one of these; docs/models.md has them by model_type."
     )
 
 
@@ -227,6 +229,9 @@ def _check_sizes(text: object) -> None:
 def _check_size(name: str, size: object) -> None:
     if not _is_whole(size) or size < 1:
         raise CheckpointError(f"{name} is {size!r}; expected a whole number from 1. {REMEDY}")
+    # More layers than any model has would be described one by one, for hours.
+    if name == "num_hidden_layers" and size > _MOST_LAYERS:
+        raise CheckpointError(f"{name} is {size}; expected at most {_MOST_LAYERS:,}. {REMEDY}")
 
 
 def _read_eos_token_ids(folder: Path, whole: Any, config: Any) -> tuple[int, ...]:

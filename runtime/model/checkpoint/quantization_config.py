@@ -32,7 +32,8 @@ def find_quantisation(folder: Path, raw: Mapping[str, Any], family: Family) -> Q
             return Quantisation(format=each, layouts=each.read(config or {}), config=config)
     supported = ", ".join(each.quant_method or "unquantised weights" for each in known)
     raise CheckpointError(
-        f"The checkpoint is quantised ({told}); supported for {model_type}: {supported}."
+        f"The checkpoint is quantised ({told}); supported for {model_type}: {supported}. "
+        "Fetch a checkpoint in one of these."
     )
 
 

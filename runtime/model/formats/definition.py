@@ -52,6 +52,11 @@ class Quantisation:
         return self._told if self.config is None else f"{self._told} (way: {self.way})"
 
     @property
+    def restores_what_could_stay(self) -> bool:
+        """Whether weights are restored that some GPUs can keep as they are stored."""
+        return self.way == RESTORE and self.format.kept is not None
+
+    @property
     def identity(self) -> str:
         """Where it differs, the same stored bytes are other weights. Empty without quantisation."""
         if self.config is None:

@@ -11,6 +11,8 @@ from raydix.runtime.model.formats.module_names import is_part_of_name, read_name
 from raydix.runtime.model.formats.scaled import PER_TENSOR, Block, ScaledLayout
 
 _BLOCK_SIZE = "weight_block_size"
+_E4M3 = ("e4m3", "float8_e4m3fn")
+"""What `fmt` calls it: DeepSeek's name, and torch's, which MiniMax has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,11 @@ class _Fp8Modules:
 
 
 def _read(config: Mapping[str, Any]) -> _Fp8Modules:
-    if config.get("fmt", "e4m3") != "e4m3":
-        raise CheckpointError(f"quantization_config.fmt is {config['fmt']!r}; supported: 'e4m3'.")
+    if config.get("fmt", "e4m3") not in _E4M3:
+        raise CheckpointError(
+            f"quantization_config.fmt is {config['fmt']!r}; supported is e4m3, called "
+            f"{' or '.join(map(repr, _E4M3))}. Fetch a checkpoint in another format."
+        )
     # AutoFP8, which came before, knows no blocks, and other names.
     is_first = _BLOCK_SIZE not in config
     return _Fp8Modules(

@@ -127,6 +127,41 @@ def test_a_quantised_model_is_sized_as_it_is_kept_from_its_config_alone(
     assert figures["weight_bytes_per_rank"] == pytest.approx(2 * DEEPSEEK_V3_WEIGHTS / 8, rel=0.02)
 
 
+def test_who_restores_what_does_not_fit_hears_of_the_smaller_way(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    asked = ("config", "check", str(tmp_path), *CUDA, "--set", "parallel.tp=8")
+
+    assert run(*asked, "--gpu-memory", "140GiB") == 1
+    assert "set model.quantization to native" in capsys.readouterr().err
+    native = ("--set", "model.quantization=native")
+    assert run(*asked, "--gpu-memory", "140GiB", *native) == 0
+    assert run(*asked, "--gpu-memory", "80GiB", *native) == 1
+    assert "to native" not in capsys.readouterr().err
+
+
+def test_gpus_that_lack_what_is_asked_for_do_not_fit(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    asked = ("config", "check", str(tmp_path), *CUDA, "--set", "parallel.tp=8")
+
+    assert run(*asked, "--set", "model.quantization=native") == 0
+    told = capsys.readouterr().out
+    assert "A100 80GB: has no model.quantization native" in told
+    assert "B200: has no model.quantization native" in told
+    assert "H200: fits, with " in told
+
+
+def test_gpus_without_float8_cannot_cache_it(run: Run, capsys: Capture, model: str) -> None:
+    fp8 = ("--set", "cache.kv_dtype=fp8_e4m3")
+    assert run("config", "check", model, *CUDA, *fp8) == 0
+    told = capsys.readouterr().out
+    assert "A100 80GB: has no cache.kv_dtype fp8_e4m3" in told
+    assert "L4: fits, with " in told
+
+
 def test_float8_that_stays_takes_half_of_the_memory(
     run: Run, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -184,7 +219,8 @@ def test_what_is_kept_and_what_is_read_are_told_apart(
         (["--set", "parallel.tp=3"], "heads cannot be divided"),
         (["--set", "parallel.dp=4096"], "4096 ranks need a CPU each"),
         (["--node-memory", "1MiB"], "of which 1MiB are free. Lower cache.l2.bytes_per_node"),
-        ([*CUDA, "--gpu-memory", "1GiB"], "leaves -"),
+        ([*CUDA, "--gpu-memory", "1GiB"], "of 1GiB leaves too little for KV"),
+        (["--gpu-memory", "80GiB"], "model.device is cpu, where no GPU is used. Set model.device"),
         (
             [*CUDA, "--gpu-memory", "3GiB", "--set", "cache.l1.num_pages=1000000"],
             "of its GPU, which has 3GiB. Lower cache.l1.num_pages",

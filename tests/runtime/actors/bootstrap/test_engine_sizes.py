@@ -108,5 +108,5 @@ def test_pages_by_a_fraction_are_known_once_the_device_is(plain: Path) -> None:
 
 def test_a_device_that_is_too_small_is_refused(plain: Path) -> None:
     config = cuda_config(plain, memory_fraction=0.5)
-    with pytest.raises(ConfigError, match=r"memory_fraction 0\.5 of 2147483648 bytes leaves -"):
+    with pytest.raises(ConfigError, match=r"memory_fraction 0\.5 of 2GiB leaves too little"):
         size_engine(config, 2 * GIB)

@@ -232,7 +232,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "quantised as another family is": (
         {"quantization_config": {"quant_method": "mxfp4"}},
-        r"quantised \(mxfp4\); supported for llama: unquantised weights, ((?!mxfp4).)*$",
+        r"quantised \(mxfp4\); supported for llama: ((?!mxfp4).)*one of these",
     ),
     "experts without a limit": ({**GPT_OSS, "swiglu_limit": 0.0}, "swiglu_limit is 0.0; expected"),
     "activation": ({"hidden_act": "gelu"}, "gelu"),
@@ -241,6 +241,8 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"num_attention_heads": 0}, "num_attention_heads is 0; expected"),
     "no KV heads": ({"num_key_value_heads": 0}, "num_key_value_heads is 0; expected"),
     "no layers": ({"num_hidden_layers": -1}, "num_hidden_layers is -1; expected"),
+    "too many layers": ({"num_hidden_layers": 10**12}, r"expected at most 10,000"),
+    "e5m2": ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "is e4m3, called"),
     "no vocabulary": ({"vocab_size": 0}, "vocab_size is 0; expected"),
     "quantised by a word": ({"quantization_config": "int4"}, "int4"),
     "EOS beyond the vocabulary": (

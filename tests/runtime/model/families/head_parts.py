@@ -32,6 +32,11 @@ BLOCK_FP8 = {
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
 }
+MINIMAX_FP8 = {
+    **BLOCK_FP8,
+    "fmt": "float8_e4m3fn",
+    "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+}
 INT4_OF_EXPERTS = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
