@@ -13,8 +13,6 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
-_REDIAL_S = 0.05
-
 ToClient = RequestDelta | EngineNews | events.SendTokens
 """What a client hears of an engine."""
 
@@ -34,6 +32,8 @@ class SimulatedScheduler:
         self._links: dict[ConnectionId, Link] = {}
         self._peers: dict[str, ConnectionId] = {}
         self._clients: dict[ClientId, Link] = {}
+        self._dialling: list[Callable[[], None]] = []
+        """Who waits for the process to come back, in order."""
         self.core: SchedulerCore | None = None
         self.num_events = 0
         self.start()
@@ -49,6 +49,9 @@ class SimulatedScheduler:
             core.next_deadline_s,
             events.Tick(),
         )
+        dialling, self._dialling = self._dialling, []
+        for dial in dialling:
+            self._world.after(0.0, dial)
 
     def kill(self) -> None:
         """SIGKILL: every link closes."""
@@ -64,7 +67,7 @@ class SimulatedScheduler:
         if not is_wanted():
             return
         if self.core is None:
-            self._world.after(_REDIAL_S, lambda: self.connect(use, is_wanted))
+            self._dialling.append(lambda: self.connect(use, is_wanted))
         else:
             use(self._world.new_link())
 

@@ -3,9 +3,9 @@
 import math
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from raydix.errors import ConfigError
 from raydix.runtime.config.values import Section
@@ -13,6 +13,7 @@ from raydix.runtime.config.values import Section
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0.0, le=2.0)]
 """The standard deviation of the logarithm of a time; 0: it always takes as long."""
+_LEAST_S = 1e-9
 
 
 class StepTimes(Section):
@@ -33,6 +34,17 @@ class StepTimes(Section):
     launch_s: Seconds = 0.0
     """The host's time to enqueue a step with prompts, for which an idle device waits."""
     spread: Spread = 0.0
+
+    @model_validator(mode="after")
+    def _time_passes(self) -> Self:
+        if self.fixed_s + self.decode_row_s + self.decode_context_s < _LEAST_S:
+            raise ValueError(
+                f"fixed_s is {self.fixed_s}, decode_row_s {self.decode_row_s} and "
+                f"decode_context_s {self.decode_context_s}; expected {_LEAST_S} s of them at "
+                "least, as time would else stand still while answers come. Set fixed_s to what a "
+                "step takes."
+            )
+        return self
 
 
 class CopyTimes(Section):

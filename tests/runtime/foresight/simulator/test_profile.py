@@ -7,7 +7,9 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.runtime.foresight.simulator.profile import draw_factor, read_profile
-from tests.runtime.foresight.simulator.made_services import PROFILE
+from raydix.runtime.foresight.simulator.simulation import Simulation
+from raydix.runtime.foresight.simulator.world import Rules
+from tests.runtime.foresight.simulator.made_services import PROFILE, made_service, made_sessions
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -32,6 +34,20 @@ def test_errors_name_the_file_and_the_field(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"profile.json is no profile: step.fixed_s"):
             read_profile(path)
+
+
+def test_steps_that_take_no_time_are_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(
+        '{"name": "all", "step": {"fixed_s": 0, "prompt_token_s": 0}, "link_s": 0, "client_s": 0,'
+        ' "load": {"bytes_per_s": 1e99}, "backup": {"bytes_per_s": 1e99}}'
+    )
+    with pytest.raises(ConfigError, match=r"no profile: step: .*time would else stand still"):
+        read_profile(path)
+    path.write_text(path.read_text().replace('"fixed_s": 0', '"fixed_s": 1e-9'))
+    requests = made_sessions(4, 2, gap_s=0.0, num_answer_tokens=400)
+    outcome = Simulation(made_service(), read_profile(path), requests, Rules()).run()
+    assert outcome.answer_tokens == 8 * 400
 
 
 def test_factors_have_the_mean_one() -> None:
