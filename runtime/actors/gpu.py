@@ -17,7 +17,13 @@ from raydix.errors import AccountingError
 from raydix.ids import Rank
 from raydix.runtime.actors.arena_copies import ArenaCopies
 from raydix.runtime.actors.gpu_metrics import GPU_METRICS
-from raydix.runtime.actors.gpu_model import BuildModel, LoadedGpuModel, LoadReport, RankPlace
+from raydix.runtime.actors.gpu_model import (
+    BuildModel,
+    GpuModel,
+    LoadedGpuModel,
+    LoadReport,
+    RankPlace,
+)
 from raydix.runtime.actors.link_watch import ALONE_S
 from raydix.runtime.actors.links.blocking_link import connect_blocking
 from raydix.runtime.actors.links.link import BlockingLink
@@ -33,6 +39,7 @@ from raydix.runtime.metrics import Sample, read_samples
 from raydix.runtime.phases import phase
 from raydix.runtime.tiers.expert_store import ExpertMemory
 from raydix.runtime.tiers.host_arena import ArenaLocation
+from raydix.runtime.tiers.transfers import TransferDone
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +89,8 @@ class GpuActor:
         self._loaded: LoadedGpuModel | None = None
         self._copies = ArenaCopies()
         self._threads: RankThreads | None = None
+        self._resting: GpuModel | None = None
+        """The model whose transfer engine is kept while it sleeps; None: there is none."""
         self._load_s = 0.0
 
     def __repr__(self) -> str:
@@ -191,6 +200,9 @@ class GpuActor:
         with phase(logger, "weights brought back"):
             self._loaded.weights.bring_back()
         model = self._loaded.prepare(num_pages)
+        resting, self._resting = self._resting, None
+        if resting is not None and resting.make_transfers is not model.make_transfers:
+            self._copies.rest()
         alone = self._config.parallel.ranks_per_group == 1
         self._threads = RankThreads(
             repr(self),
@@ -212,23 +224,39 @@ class GpuActor:
         with phase(logger, "arena mapped"):
             return self._copies.attach(
                 location,
-                lambda arena: make_transfers(arena, threads.reports.add, threads.copies_failed),
+                lambda arena: make_transfers(arena, self._note_copied, self._copies_failed),
             )
+
+    def _note_copied(self, done: TransferDone) -> None:
+        """Report a copy that has ended. None is under way while the rank sleeps."""
+        self._serving().reports.add(done)
+
+    def _copies_failed(self, error: BaseException) -> None:
+        # Read once: it may be cleared meanwhile.
+        if (threads := self._threads) is not None:
+            threads.copies_failed(error)
+        else:
+            logger.error("%r cannot copy: %s", self, error)
+            self._on_fatal()
 
     def _give_back(self, with_weights: bool) -> dict[str, int]:
         held_bytes = self._held_bytes()
         threads, self._threads = self._threads, None
         if threads is not None:
             threads.rest()
-            self._copies.rest()
+            self._copies.drain()
             threads.close_experts()
-            threads.model.give_back()
+            if threads.model.give_back():
+                self._resting = threads.model
+            else:
+                self._copies.rest()
         if with_weights and self._loaded is not None:
             self._loaded.weights.park()
         del threads
         # What was there when it began to serve counts as long-lived; some of it is garbage now.
         gc.unfreeze()
-        gc.collect()
+        # Looked at now, the rest need not be at the wake.
+        spare_long_lived_objects()
         return {"held_bytes": held_bytes, "left_bytes": self._held_bytes()}
 
     def _held_bytes(self) -> int:

@@ -225,11 +225,13 @@ class GpuModel:
     runner: Runner
     make_timer: Callable[[], StepTimer]
     make_transfers: Callable[[HostArena, OnDone, OnError], TransferEngine] | None
-    """Makes the engine that copies KV pages; None: the model keeps no KV."""
+    """Makes the engine that copies KV pages; None: the model keeps no KV. It stays the same as long
+    as the pools do.
+    """
     enter_thread: Callable[[], None]
     """Prepares a thread to drive the model; called once in each such thread."""
     make_experts: Callable[[OnError], Experts] = _no_experts
-    """Makes the rank's part in divided experts; called at most once."""
+    """Makes the rank's part in divided experts; called once each time that it serves."""
     rehearse: Callable[[], None] = lambda: None
     """Does whatever takes longer for the first time, on the thread that launches steps, before the
     first plan. Ranks that step together do so at the same time.
@@ -242,9 +244,10 @@ class GpuModel:
     """
     pool_bytes: int = 0
     """What its pages take of the device."""
-    give_back: Callable[[], None] = lambda: None
-    """Frees pools, graphs and whatever else `prepare` has made. No thread drives the model any
-    more, and nobody uses it again.
+    give_back: Callable[[], bool] = lambda: False
+    """Frees pools, and whatever else `prepare` has made and cannot be kept. No thread drives the
+    model any more. Returns whether the next `prepare` may return it again, with the same pools:
+    what copies them need not be made anew. If not, nobody uses it again.
     """
 
 

@@ -1,17 +1,13 @@
 """The real model of a GPU actor: a checkpoint on one device, with its KV pools."""
 
-import gc
 import itertools
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from raydix.errors import ConfigError
 from raydix.kernels.fixed_order.choice import choose_fixed_ops
 from raydix.kernels.ops import choose_ops, import_gpu_ops
 from raydix.moe.bank import ExpertBank
@@ -28,6 +24,7 @@ from raydix.runtime.actors.gpu_model import (
     NoExperts,
     RankPlace,
 )
+from raydix.runtime.actors.kept_model import KeptModel, PreparedModel, addresses_of
 from raydix.runtime.actors.kernel_build import KernelBuild
 from raydix.runtime.actors.page_room import pages_with_room
 from raydix.runtime.actors.rank_device import open_device
@@ -57,8 +54,8 @@ from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.cuda_transfers import CudaTransfers
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.host_arena import HostArena
-from raydix.runtime.tiers.parked_weights import ParkedWeights, free_storages
-from raydix.runtime.tiers.peer_pools import PeerPools, make_peer_pools
+from raydix.runtime.tiers.parked_weights import ParkedWeights
+from raydix.runtime.tiers.peer_pools import make_peer_pools
 from raydix.runtime.tiers.transfers import OnDone, OnError, TransferEngine
 
 logger = logging.getLogger(__name__)
@@ -104,25 +101,29 @@ def load_gpu_model(
         group_layers=group_layers,
     )
 
+    with phase(logger, "weights given addresses of their own"):
+        weights = ParkedWeights(_tensors_of(loaded), device)
+
     layout = loaded.kv_layout(config.cache.page_size, config.kv_dtype, config.cache.codec)
     shard = KvShard(layout=layout, rank=collectives.rank, num_ranks=collectives.size)
     step_bytes, halving = 0, Halving(_overlap(config, loaded))
     if device.type == "cuda":
         kernels.load(build)
         step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
-    num_pages = pages_with_room(config, shard, step_bytes, device)
+    mapped_bytes = sum(region.mapped_bytes for region in weights.regions)
+    num_pages = pages_with_room(config, shard, step_bytes + mapped_bytes, device)
     spells = itertools.count()
 
-    def prepare(num_pages: tuple[int, ...]) -> GpuModel:
-        # Ranks prepare together, each time, and what they left in a file means nothing later.
+    def make(num_pages: tuple[int, ...]) -> PreparedModel:
+        # Ranks make pools together, each time, and what they left in a file means nothing later.
         file = _lane_file(config, place, f"pools{next(spells)}")
-        made = partial(_prepare, config, loaded, shard, device, halving=halving, kernels=kernels)
+        made = partial(_prepare, config, loaded, weights, shard, halving=halving, kernels=kernels)
         return made(file, num_pages)
 
     return LoadedGpuModel(
         report=_report(loaded, shard, num_pages),
-        prepare=prepare,
-        weights=ParkedWeights(_tensors_of(loaded), device),
+        prepare=KeptModel(make, weights, device).prepare,
+        weights=weights,
     )
 
 
@@ -162,36 +163,19 @@ def _lane_file(config: EngineConfig, place: RankPlace, purpose: str) -> Path | N
     return None if place.meeting is None else Path(f"{place.meeting}-lane{lane}-{purpose}")
 
 
-@contextmanager
-def _room_wanted() -> Iterator[None]:
-    """Raise ConfigError if the device has too little memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"The device has no room for pages and graphs ({error}). Put the engine that uses it "
-            "to sleep first, or give this one less memory."
-        ) from error
-
-
-@_room_wanted()
 def _prepare(
     config: EngineConfig,
     loaded: LoadedModel,
+    weights: ParkedWeights,
     shard: KvShard,
-    device: torch.device,
     meeting: Path | None,
     num_pages: tuple[int, ...],
     *,
     halving: Halving,
     kernels: FirstTimes,
-) -> GpuModel:
-    """Make the pools, then capture graphs, as `LoadedGpuModel.prepare` says.
-
-    Raises ConfigError if there is no room.
-    """
-    # The thread may be another one than that which loaded.
-    _enter_thread(device)
+) -> PreparedModel:
+    """Make the pools, then capture graphs, as `LoadedGpuModel.prepare` says."""
+    device = loaded.decoder.device
     with phase(logger, "pools made"):
         made = make_peer_pools(shard, num_pages, device, meeting)
     is_chunked = config.scheduler.chunked_prefill_tokens is not None
@@ -218,7 +202,7 @@ def _prepare(
             peers=made.cpu,
         )
 
-    return GpuModel(
+    model = GpuModel(
         runner=runner,
         make_timer=CudaTimer if device.type == "cuda" else HostTimer,
         make_transfers=make_transfers,
@@ -228,25 +212,18 @@ def _prepare(
         stats=lambda: _stats(runner, halving) | kernels.stats(),
         close=loaded.decoder.close,
         pool_bytes=sum(pool.nbytes for pool in made.pools),
-        give_back=partial(_give_back, runner, made, device),
+    )
+    return PreparedModel(
+        model=model,
+        runner=runner,
+        made=made,
+        num_pages=num_pages,
+        addresses=addresses_of(made, weights),
     )
 
 
 def _tensors_of(loaded: LoadedModel) -> list[torch.Tensor]:
     return [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
-
-
-def _give_back(runner: ModelRunner, made: PeerPools, device: torch.device) -> None:
-    """Free pools and graphs, whoever still refers to them."""
-    _enter_thread(device)
-    runner.release()
-    free_storages(made.pools)
-    if device.type == "cuda":
-        # A graph that was dropped keeps its memory until it is collected.
-        gc.unfreeze()
-        gc.collect()
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
 
 
 def _nothing() -> None:

@@ -80,7 +80,7 @@ class PeerMemory:
         return PeerLocation(pid=os.getpid(), fd=self.fd)
 
     def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The shared pages of a group as a tensor: see `MakeShared`."""
+        """The shared pages of a group as a tensor: see `MakePool`."""
         return torch.from_numpy(self.pages[group]).view(dtype).view(shape)
 
     def marks(self, shared: SharedLoad) -> NDArray[np.int64]:

@@ -68,7 +68,7 @@ class _PlainMemory:
         self._device = device
 
     def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Make a KV group's pool that peers can write to, as `MakeShared` says."""
+        """Make a KV group's pool that peers can write to, as `MakePool` says."""
         return self.zeros(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -91,7 +91,7 @@ class _MappedMemory:
         """The mappings of peers' memory, which stays mapped as long as these live."""
 
     def make_pool(self, group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Make a KV group's pool that peers can write to, as `MakeShared` says."""
+        """Make a KV group's pool that peers can write to, as `MakePool` says."""
         return self.zeros(shape, dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

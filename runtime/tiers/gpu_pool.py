@@ -12,21 +12,23 @@ from torch import Tensor
 from raydix.runtime.config.kv_layout import GroupKind
 from raydix.runtime.config.kv_shard import KvShard
 
-MakeShared = Callable[[int, tuple[int, ...], torch.dtype], Tensor]
-"""Makes a zeroed contiguous pool of a KV group in memory that peers can write to."""
+MakePool = Callable[[int, tuple[int, ...], torch.dtype], Tensor]
+"""Makes a zeroed contiguous pool of a KV group, in memory that somebody else owns."""
 
 
 def make_pools(
     shard: KvShard,
     num_pages: Sequence[int],
     device: torch.device,
-    make_shared: MakeShared | None = None,
+    make_shared: MakePool | None = None,
+    make_own: MakePool | None = None,
 ) -> tuple[Tensor, ...]:
     """One zeroed contiguous pool per KV group: `[P + 1, L, H, 2, S, D]`, latent `[P + 1, L, S, D]`.
 
     A pool of states is `[P + 1, L, H, E]`, float32. num_pages: usable pages P of each group's pool.
     Page 0 is the padding page. With one rank `pool[page]` holds exactly the bytes of the canonical
-    page. make_shared: for the groups whose pages are equal on several ranks.
+    page. make_shared: for the groups whose pages are equal on several ranks, in memory that peers
+    can write to; make_own: for all others.
     """
     pools = []
     for index, pages in enumerate(num_pages):
@@ -35,6 +37,8 @@ def make_pools(
         shape = (pages + 1, *_page_shape(shard, index))
         if make_shared is not None and shard.is_shared(index):
             pools.append(make_shared(index, shape, dtype))
+        elif make_own is not None:
+            pools.append(make_own(index, shape, dtype))
         else:
             pools.append(torch.zeros(shape, dtype=dtype, device=device))
     return tuple(pools)

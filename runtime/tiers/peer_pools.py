@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from raydix.moe.dispatch.store_group import StoreGroup
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.tiers.cpu_peers import CpuPeers, PeerLocation, PeerMemory
 from raydix.runtime.tiers.gpu_pool import make_pools
+from raydix.runtime.tiers.memory_region import MemoryRegion, make_region
 
 if TYPE_CHECKING:
     from raydix.runtime.tiers.cuda_peers import CudaPeers
@@ -28,6 +30,8 @@ class PeerPools:
     """A rank's pools, one per KV group, and what reaches those of its peers."""
 
     pools: tuple[Tensor, ...]
+    regions: tuple[MemoryRegion, ...] = ()
+    """The memory of the pools; none if ranks share pages, which is mapped by all of them."""
     cpu: CpuPeers | None = None
     cuda: "CudaPeers | None" = None
     """The peers of a CUDA device, or of the CPU; both None if no page is equal on several ranks."""
@@ -43,7 +47,7 @@ def make_peer_pools(
     if peers cannot be reached.
     """
     if not any(shard.is_shared(group) for group in range(len(num_pages))):
-        return PeerPools(pools=make_pools(shard, num_pages, device))
+        return _pools_in_regions(shard, num_pages, device)
     if file is None:
         raise ConfigError(
             f"rank {shard.rank} of {shard.num_ranks} has no file to meet the others by; expected "
@@ -61,6 +65,17 @@ def make_peer_pools(
     # A rank that sleeps and wakes meets the others once more, within the same process.
     pools, peers = meet_on_cuda(shard, num_pages, device, store, file.name)
     return PeerPools(pools=pools, cuda=peers)
+
+
+def _pools_in_regions(shard: KvShard, num_pages: Sequence[int], device: torch.device) -> PeerPools:
+    regions: list[MemoryRegion] = []
+
+    def make_own(group: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        regions.append(make_region(dtype.itemsize * prod(shape), device))
+        return regions[-1].bytes.zero_().view(dtype).view(shape)
+
+    pools = make_pools(shard, num_pages, device, make_own=make_own)
+    return PeerPools(pools=pools, regions=tuple(regions))
 
 
 def _meet_on_cpu(shard: KvShard, num_pages: Sequence[int], store: Store) -> PeerPools:

@@ -1,6 +1,7 @@
 """An engine sleeps and wakes: no request fails, no token differs, and what L2 had is found."""
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from raydix.errors import EngineAsleep
 from raydix.runtime.actors import torch_model
 from raydix.runtime.actors.supervision.spawn import ActorKind
 from raydix.runtime.model.families.table import Family
+from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.testing.engine import InProcessEngine, in_process_engine
+from raydix.runtime.tiers import parked_weights, peer_pools
+from raydix.runtime.tiers.memory_region import HostRegion, MovingRegion
 from tests.exactness.engines import (
     CACHING_KINDS,
     DEVICES,
@@ -159,8 +163,64 @@ async def test_an_engine_without_room_for_its_pages_sleeps_on_and_wakes_later(
     async with in_process_engine(config) as engine:
         await engine.fall_asleep(False)
         with monkeypatch.context() as patch:
-            patch.setattr(torch_model, "make_peer_pools", is_full)
+            patch.setattr(HostRegion, "take_again", is_full)
             with pytest.raises(EngineAsleep, match="no room for"):
                 await engine.wake()
         await engine.wake()
         assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
+
+
+class Runners:
+    """Counts the runners that are made, with what is captured of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_made = 0
+        make = torch_model._make_runner
+
+        def count(*arguments: Any, **options: Any) -> ModelRunner:
+            self.num_made += 1
+            return make(*arguments, **options)
+
+        monkeypatch.setattr(torch_model, "_make_runner", count)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_model_whose_memory_keeps_its_place_is_made_once_for_all_wakes(
+    device: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    runners = Runners(monkeypatch)
+    config = engine_config(reference.folder, model={"device": device, "dtype": "float32"})
+    async with in_process_engine(config) as engine:
+        num_made = runners.num_made
+        for weights in (True, False, True):
+            await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
+            await engine.fall_asleep(weights)
+            await engine.wake()
+        await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
+        assert runners.num_made == num_made
+        await engine.check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+async def test_where_memory_moves_all_is_made_anew_and_every_token_is_exact(
+    device: str, references: References, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (peer_pools, parked_weights):
+        monkeypatch.setattr(module, "make_region", MovingRegion)
+    reference = references(Family.QWEN3)
+    expected = reference.expect(PROMPTS)
+    runners = Runners(monkeypatch)
+    config = engine_config(reference.folder, model={"device": device, "dtype": "float32"})
+    async with in_process_engine(config) as engine:
+        num_made = runners.num_made
+        for weights in (True, False):
+            await assert_all_exact(engine, expected, await run(engine, PROMPTS, NUM_TOKENS))
+            slept = await engine.fall_asleep(weights)
+            assert slept["left_bytes"] < slept["held_bytes"]
+            await engine.wake()
+        outputs = await run(engine, PROMPTS, NUM_TOKENS)
+        await assert_all_exact(engine, expected, outputs)
+        assert count_tokens(outputs, "l2") >= 0.95 * NUM_CACHEABLE
+        assert runners.num_made == num_made + 2
