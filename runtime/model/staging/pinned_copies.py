@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raydix.runtime.model.staging.columns import Column, Columns, Layout
+from raydix.runtime.model.staging.lent_memory import lent
 
 _RING_ENTRIES = 16
 """More than are ever on their way: a GPU actor has half as many steps in flight."""
@@ -115,15 +116,6 @@ def on_device(pinned: Tensor) -> Tensor:
 
     `pinned` has to outlive it.
     """
-    device = torch.device("cuda", torch.cuda.current_device())
-    if not pinned.numel():
-        # Memory of no bytes has no address.
-        return torch.empty_like(pinned, device=device)
-
     # Whichever device was current when the memory was pinned: an array interface would copy what
     # another thread pinned for its own, and results would be written into the copy.
-    storage = torch._C._construct_storage_from_data_pointer(
-        pinned.data_ptr(), device, pinned.nbytes
-    )
-    alias = torch.empty(0, dtype=pinned.dtype, device=device)
-    return alias.set_(storage, 0, pinned.shape, pinned.stride())
+    return lent(pinned, torch.device("cuda", torch.cuda.current_device()))

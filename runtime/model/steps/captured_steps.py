@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raydix.runtime.garbage import garbage_kept
 from raydix.runtime.model.staging.columns import Column
+from raydix.runtime.model.staging.lent_memory import lent
 from raydix.runtime.model.staging.pinned_copies import PinnedRing
 from raydix.runtime.model.steps.step_shapes import StepShape
 
@@ -29,6 +30,14 @@ class CapturedOutput:
     logits_RV: Tensor
     token_ids_R: Tensor
     """int32, the sampled tokens; for rows that cut, until those are sampled, the most likely."""
+
+    def lent(self) -> "CapturedOutput":
+        """The same memory, which these tensors do not keep from being used otherwise."""
+        return CapturedOutput(
+            hidden_TC=lent(self.hidden_TC),
+            logits_RV=lent(self.logits_RV),
+            token_ids_R=lent(self.token_ids_R),
+        )
 
 
 OnLayer = Callable[[int], None]
@@ -89,6 +98,9 @@ class CapturedSteps:
                     piece.replay()
                 cut_step = partial(cut, columns, shape, output)
                 [self._cut_graphs[shape]], _ = capture(_whole(cut_step))
+                # From here on steps of other shapes may use that memory, too: none reads what one
+                # before has left.
+                self._graphs[shape] = pieces, output.lent()
         # What the first runs took belongs to the stream of captures, and no step can use it.
         torch.cuda.empty_cache()
 

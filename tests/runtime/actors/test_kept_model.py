@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from raydix.errors import AccountingError, ConfigError
 from raydix.runtime.actors.gpu_model import GpuModel, HostTimer
 from raydix.runtime.actors.kept_model import KeptModel, PreparedModel, addresses_of, why_anew
+from raydix.runtime.testing.sleeping_runner import SleepingRunner
 from raydix.runtime.tiers.memory_region import HostRegion, MemoryRegion, MovingRegion
 from raydix.runtime.tiers.parked_weights import ParkedWeights
 from raydix.runtime.tiers.peer_pools import PeerPools
-from raydix.runtime.testing.sleeping_runner import SleepingRunner
 
 CPU = torch.device("cpu")
 PAGES = (4,)

@@ -26,9 +26,7 @@ KINDS: dict[str, tuple[bool, Make]] = {
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(kind, marks=[pytest.mark.gpu] if "cuda" in kind else []) for kind in KINDS
-    ]
+    params=[pytest.param(kind, marks=[pytest.mark.gpu] if "cuda" in kind else []) for kind in KINDS]
 )
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
