@@ -43,6 +43,7 @@ from raydix.runtime.model.checkpoint.dummy import make_dummy_model
 from raydix.runtime.model.checkpoint.hub import checkpoint_folder, settings_folder
 from raydix.runtime.model.checkpoint.kv_scales import load_kv_scales
 from raydix.runtime.model.collectives.meeting import meet
+from raydix.runtime.model.collectives.protocol import Collectives
 from raydix.runtime.model.experts.rank_experts import RankExperts
 from raydix.runtime.model.spec.fixed_order import require_fixed_order
 from raydix.runtime.model.spec.kv_groups import KvGrouping, derive_kv_groups
@@ -78,19 +79,10 @@ def load_gpu_model(
     if config.model.device == "cuda":
         with phase(logger, "kernels imported"), nothing_collected():
             import_gpu_ops()
-    tp = config.parallel.tp
     with phase(logger, "device opened"):
         device = open_device(config, place.device_index)
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    collectives = meet(
-        _lane_file(config, place, "sums"),
-        place.rank % tp,
-        tp,
-        device=device,
-        dtype=dtype,
-    )
-    if collectives.size > 1:
-        logger.info("rank %d has met its lane of %d", place.rank, collectives.size)
+    collectives = _meet_lane(config, place, device, dtype)
     loaded = _load_weights(
         config,
         checkpoint,
@@ -125,6 +117,18 @@ def load_gpu_model(
         prepare=KeptModel(make, weights, device).prepare,
         weights=weights,
     )
+
+
+def _meet_lane(
+    config: EngineConfig, place: RankPlace, device: torch.device, dtype: torch.dtype
+) -> Collectives:
+    """Wait for the ranks of the lane."""
+    tp = config.parallel.tp
+    file = _lane_file(config, place, "sums")
+    collectives = meet(file, place.rank % tp, tp, device=device, dtype=dtype)
+    if collectives.size > 1:
+        logger.info("rank %d has met its lane of %d", place.rank, collectives.size)
+    return collectives
 
 
 def _load_weights(

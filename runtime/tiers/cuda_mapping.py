@@ -13,7 +13,7 @@ _READ_WRITE = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 class _Location(ctypes.Structure):
-    """A CUmemLocation."""
+    """The CUmemLocation of a device."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
@@ -31,7 +31,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """A CUmemAccessDesc."""
+    """The CUmemAccessDesc of a device."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
