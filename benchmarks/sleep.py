@@ -11,7 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,13 +127,11 @@ class Asker:
         return output
 
     async def ask_all(self) -> int:
-        """Ask for all contexts, one by one. Returns how many of their tokens came from L2."""
-        found = 0
-        for number in range(len(self._prompts)):
-            if (output := await self.ask(number)) is not None:
-                found += output.metrics.cached_tokens_by_source.get("l2", 0)
+        """Ask for all contexts at once. Returns how many of their tokens came from L2."""
+        outputs = await asyncio.gather(*map(self.ask, range(len(self._prompts))))
         await settle(self.engine.stats)
-        return found
+        cached = [each.metrics.cached_tokens_by_source for each in outputs if each is not None]
+        return sum(by_source.get("l2", 0) for by_source in cached)
 
     async def ask_on(self, first: int, stop: asyncio.Event) -> None:
         """Ask for one context after the other until it is to stop, or one is lost."""
@@ -143,27 +141,20 @@ class Asker:
 
 
 @asynccontextmanager
-async def askers(
-    options: Options, sizes: Sizes, models: Sequence[ModelConfig]
-) -> AsyncIterator[list[Asker]]:
-    """An engine of each model in this process, all of them asleep but the first."""
-    async with AsyncExitStack() as stack:
-        started = []
-        for number, model in enumerate(models):
-            config = await stack.enter_async_context(
-                dummy_config(options, model, sizes.sections(options, model))
-            )
-            engine = await stack.enter_async_context(in_process_engine(config, name=f"m{number}"))
-            draw = Prompts(int(model["vocab_size"]))
-            prompts = [draw.draw(sizes.context_tokens) for _ in range(sizes.num_contexts)]
-            started.append(Asker(engine, sizes, prompts))
-            await started[-1].ask_all()
-            if number + 1 < len(models):
-                await engine.fall_asleep(True)
-        if len(models) > 1:
-            await started[-1].engine.fall_asleep(True)
-            await started[0].engine.wake()
-        yield started
+async def filled(
+    options: Options, sizes: Sizes, model: ModelConfig, name: str
+) -> AsyncIterator[Asker]:
+    """An engine of a model in this process, which has been asked for all of its contexts."""
+    async with (
+        dummy_config(options, model, sizes.sections(options, model)) as config,
+        in_process_engine(config, name=name) as engine,
+    ):
+        draw = Prompts(int(model["vocab_size"]))
+        prompts = [draw.draw(sizes.context_tokens) for _ in range(sizes.num_contexts)]
+        asker = Asker(engine, sizes, prompts)
+        await asker.ask_all()
+        tell(f"engine {name} is filled")
+        yield asker
 
 
 def used_bytes(device: str) -> int:
@@ -259,7 +250,10 @@ async def measure_cycles(asker: Asker) -> list[Figure]:
 
 
 async def measure_turns(askers: Sequence[Asker]) -> list[Figure]:
-    """Put one model to sleep and wake the other one, in turns, and ask for all that it knows."""
+    """Put one model to sleep and wake the other one, in turns, and ask for all that it knows.
+
+    The second of them sleeps. What either has lost before is told again.
+    """
     now, then = askers
     found, began_s, switched_s = 0, time.monotonic(), 0.0
     for _ in range(now.sizes.num_turns):
@@ -300,15 +294,15 @@ def tell(line: str) -> None:
 
 async def measure(options: Options, sizes: Sizes, model: ModelConfig) -> list[Figure]:
     """All of it."""
-    async with askers(options, sizes, [model]) as [alone]:
-        tell("an engine is filled")
+    other_model = {**model, "num_hidden_layers": int(model["num_hidden_layers"]) // 2}
+    async with filled(options, sizes, model, "m0") as alone:
         figures = await measure_sleep(options, alone)
         for figure in figures:
             tell(f"{figure.name}: {figure.value:.4g} {figure.unit}")
         figures += await measure_cycles(alone)
-    other = {**model, "num_hidden_layers": int(model["num_hidden_layers"]) // 2}
-    async with askers(options, sizes, [model, other]) as both:
-        return figures + await measure_turns(both)
+        await alone.engine.fall_asleep(True)
+        async with filled(options, sizes, other_model, "m1") as other:
+            return figures + await measure_turns([other, alone])
 
 
 def main(options: Options, num_cycles: int | None, num_turns: int | None) -> int:

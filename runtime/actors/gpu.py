@@ -55,7 +55,7 @@ class GpuSetup:
 class GpuActor:
     """Owns: one device's weights, the mapping of the arena, and the threads that serve, if any.
 
-    From `give_back` to the next `prepare` it sleeps: it has no pools, no graphs and no threads.
+    From `give_back` to the next `prepare` it sleeps: it has no pools and no threads.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from raydix.runtime.actors.gpu_model import GpuModel
 from raydix.runtime.config.capacity import format_bytes
 from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.phases import phase
-from raydix.runtime.tiers.memory_region import MemoryRegion
+from raydix.runtime.tiers.memory_region import MemoryRegion, definite
 from raydix.runtime.tiers.parked_weights import ParkedWeights, free_storages
 from raydix.runtime.tiers.peer_pools import PeerPools
 
@@ -49,7 +49,7 @@ class KeptModel:
         """`make`: a model of pools of so many pages, as `LoadedGpuModel.prepare` says."""
         self._make = make
         self._weights = weights
-        self._device = device
+        self._device = definite(device)
         self._kept: PreparedModel | None = None
 
     def prepare(self, num_pages: tuple[int, ...]) -> GpuModel:

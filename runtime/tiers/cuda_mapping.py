@@ -39,12 +39,13 @@ class _Access(ctypes.Structure):
 class CudaMapping:
     """Owns: a range of addresses of a device, and what is mapped there.
 
-    The calling thread is on the device; what it has enqueued may use the range until it waits.
+    The calling thread is on the device, which has an index; what it has enqueued may use the range
+    until it waits.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """Reserve addresses, without memory. Raises RuntimeError as every call here."""
-        self._device = _index(device)
+        self._device = device.index
         _enter(self._device)
         location = _Location(_ON_DEVICE, _number(self._device))
         self._properties = _Properties(type=_PINNED, location=location)
@@ -120,16 +121,11 @@ class CudaMapping:
 
 def can_map(device: torch.device) -> bool:
     """Whether this device lets memory be mapped; some that are shared out in parts do not."""
-    index = _index(device)
-    _enter(index)
+    _enter(device.index)
     can = ctypes.c_int()
-    number = ctypes.c_int(_number(index))
+    number = ctypes.c_int(_number(device.index))
     _call("cuDeviceGetAttribute", ctypes.byref(can), ctypes.c_int(_CAN_MAP), number)
     return bool(can.value)
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def _enter(index: int) -> None:

@@ -36,6 +36,13 @@ class MemoryRegion(Protocol):
         """Have memory again. Raises torch.OutOfMemoryError. The second time nothing happens."""
 
 
+def definite(device: torch.device) -> torch.device:
+    """The device with its index, which other threads need to be on it: of cuda the current one."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def make_region(num_bytes: int, device: torch.device) -> MemoryRegion:
     """One of so many bytes, at least one, that keeps its place if the device can do that.
 
@@ -44,6 +51,7 @@ def make_region(num_bytes: int, device: torch.device) -> MemoryRegion:
     if device.type == "cpu":
         return HostRegion(num_bytes)
     if device.type == "cuda":
+        device = definite(device)
         # Imported here: it needs the driver.
         from raydix.runtime.tiers.cuda_mapping import can_map
         from raydix.runtime.tiers.cuda_region import CudaRegion

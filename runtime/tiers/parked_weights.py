@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from raydix.errors import AccountingError, ConfigError
 from raydix.runtime.config.capacity import format_bytes
-from raydix.runtime.tiers.memory_region import MemoryRegion, make_region
+from raydix.runtime.tiers.memory_region import MemoryRegion, definite, make_region
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ParkedWeights:
 
         Several may be parts of one storage. Nobody may hold another view of any: AccountingError.
         """
-        self._device = device
+        self._device = device = definite(device)
         self._tensors = [tensor for tensor in tensors if tensor.device.type == device.type]
         self._pieces = [_Piece(storages, device) for storages in _batches(_storages(self._tensors))]
         self._dropping: threading.Thread | None = None

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from raydix.runtime.tiers.memory_region import HostRegion, MemoryRegion, MovingRegion, make_region
+from raydix.runtime.tiers.memory_region import (
+    HostRegion,
+    MemoryRegion,
+    MovingRegion,
+    definite,
+    make_region,
+)
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -76,6 +82,14 @@ def test_a_tensor_may_outlive_its_region(kind: str) -> None:
     tensor = KINDS[kind][1](MIB).bytes[:9]
     tensor.fill_(3)
     assert tensor.tolist() == [3] * 9
+
+
+def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread has another one, or none, and cannot be put on it without that."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert definite(torch.device("cuda")) == torch.device("cuda", 3)
+    assert definite(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert definite(CPU) == CPU
 
 
 def test_what_the_host_gives_back_goes_to_the_system() -> None:
