@@ -228,8 +228,9 @@ class GpuActor:
             )
 
     def _note_copied(self, done: TransferDone) -> None:
-        """Report a copy that has ended. None is under way while the rank sleeps."""
-        self._serving().reports.add(done)
+        """Report a copy that has ended; when the rank falls asleep nobody asks for it any more."""
+        if (threads := self._threads) is not None:
+            threads.reports.add(done)
 
     def _copies_failed(self, error: BaseException) -> None:
         # Read once: it may be cleared meanwhile.
