@@ -1,5 +1,6 @@
 """A private cluster can have Ray's dashboard, whose pages show the engine."""
 
+import json
 import os
 import subprocess
 import sys
@@ -93,3 +94,17 @@ def test_metrics_are_at_the_port_that_was_asked_for(cluster: Cluster) -> None:
             text = answer.read().decode()
         time.sleep(0.5)
     assert "ray_raydix_steps_total" in text
+
+
+@pytest.mark.parametrize("actor", ["supervisor", "scheduler", "gpu0"])
+def test_the_log_of_an_actor_says_where_its_log_is(cluster: Cluster, actor: str) -> None:
+    def read(path: str) -> str:
+        with urllib.request.urlopen(f"{cluster.dashboard}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    actors = json.loads(read("/logical/actors"))["data"]["actors"]
+    [wanted] = [
+        key for key, each in actors.items() if each["name"].endswith(f"{cluster.name}:{actor}")
+    ]
+
+    assert "`raydix logs NAME` shows it" in read(f"/api/v0/logs/file?actor_id={wanted}&suffix=err")

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import sys
 import time
 
 from raydix.runtime.messages.log_line import LogLine
@@ -90,3 +91,12 @@ def send_log(path: str, actor: str) -> None:
     for own in loggers:
         own.setLevel(logging.INFO)
         own.addHandler(sender)
+
+
+def say_where_the_log_is(actor: str) -> None:
+    """Say it in this process's output, which Ray keeps, and shows on the actor's page."""
+    sys.stderr.write(
+        f"{actor} logs to the log of its engine, not here: `raydix logs NAME` shows it, with the "
+        "name of the engine or service, and so does whoever started that.\n"
+    )
+    sys.stderr.flush()

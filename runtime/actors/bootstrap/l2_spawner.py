@@ -12,7 +12,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
 from raydix.runtime.actors.bootstrap.ray_actor import RayActor, SharedRayActor
 from raydix.runtime.actors.bootstrap.ray_peers import RayPeerFinder
-from raydix.runtime.actors.log_sender import send_log
+from raydix.runtime.actors.log_sender import say_where_the_log_is, send_log
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import end_with, end_with_parent
 from raydix.runtime.actors.storage import StorageActor
@@ -28,12 +28,14 @@ def enter_lasting(_actor: object, log_path: str) -> int:
     """Tie an L2's process to Ray's node process alone. Run once in each."""
     end_with_parent()
     log_to(_actor, log_path)
+    say_where_the_log_is(ActorKind.HOST_MEMORY)
     return os.getpid()
 
 
 def enter_child(_actor: object, parent_pid: int, log_path: str, label: str) -> int:
     """Tie a storage actor's process to its L2's, too. Run once in each."""
     send_log(log_path, label)
+    say_where_the_log_is(label)
     end_with_parent()
     end_with(parent_pid)
     return os.getpid()

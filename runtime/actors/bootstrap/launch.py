@@ -253,7 +253,7 @@ def _start_supervisor(
     **arguments: Any,
 ) -> tuple[Any, LogFollower, EngineFacts]:
     """The Supervisor's Ray handle, which must be kept, its log, and facts of the running engine."""
-    from raydix.runtime.actors.bootstrap.ray_spawner import use_environment
+    from raydix.runtime.actors.bootstrap.ray_spawner import enter_supervisor
 
     supervisor = _make_supervisor(
         spawner.options(actor_name(name, ActorKind.SUPERVISOR)),
@@ -264,7 +264,7 @@ def _start_supervisor(
     follower: LogFollower | None = None
     try:
         with phase(logger, "Supervisor started"):
-            control.get(supervisor.__ray_call__.remote(use_environment, spawner.hub_environment))
+            control.get(supervisor.__ray_call__.remote(enter_supervisor, spawner.hub_environment))
             record: EngineRecord = control.get(supervisor.open.remote(own_node()))
         follower = LogFollower(name, record, node_address)
         facts: EngineFacts = control.get(supervisor.start.remote())

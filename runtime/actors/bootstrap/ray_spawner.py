@@ -19,7 +19,7 @@ from raydix.runtime.actors.bootstrap.ray_actor import RayActor
 from raydix.runtime.actors.gpu import GpuActor
 from raydix.runtime.actors.gpu_model import BuildModel
 from raydix.runtime.actors.kv_publisher import KvPublisherActor
-from raydix.runtime.actors.log_sender import send_log
+from raydix.runtime.actors.log_sender import say_where_the_log_is, send_log
 from raydix.runtime.actors.metrics_export import MetricsExporter
 from raydix.runtime.actors.process import end_with, end_with_parent
 from raydix.runtime.actors.scheduler import SchedulerActor
@@ -52,6 +52,7 @@ def enter_process(_actor: object, parent_pid: int, log_path: str, label: str) ->
     goes to the engine's log under `label`.
     """
     send_log(log_path, label)
+    say_where_the_log_is(label)
     end_with_parent()
     end_with(parent_pid)
     return os.getpid()
@@ -80,6 +81,12 @@ def use_environment(_actor: object, variables: dict[str, str]) -> None:
     process that has not started yet.
     """
     os.environ.update(variables)
+
+
+def enter_supervisor(actor: object, variables: dict[str, str]) -> None:
+    """Set environment variables, and say where the log is. Run once in a Supervisor."""
+    use_environment(actor, variables)
+    say_where_the_log_is(ActorKind.SUPERVISOR)
 
 
 def use_assigned_device(actor: GpuActor) -> int:
