@@ -103,6 +103,7 @@ async def _stop(name: str, cache: bool) -> str:
     kind = "service" if name in await running_services() else "engine"
     await call_supervisor(name, record, "shutdown")
     told = [f"{kind} {name} is stopped"]
+    kept: list[str] = []
     for each in used:
         users = (await _describe(each))["engines"]
         others = [user for user in users if not is_of_it(user)]
@@ -111,10 +112,17 @@ async def _stop(name: str, cache: bool) -> str:
         elif others:
             told.append(f"its L2, {each.name}, goes on, as {', '.join(others)} uses it")
         else:
-            told.append(
-                f"its L2, {each.name}, stays for a while, as raydix status shows, unless it was on "
-                "a private cluster, which ends with its engine"
-            )
+            kept.append(each.name)
+    if kept:
+        its = (
+            f"its L2, {kept[0]}, stays"
+            if len(kept) == 1
+            else f"its L2s, {' and '.join(kept)}, stay"
+        )
+        told.append(
+            f"{its} for a while, as raydix status shows, unless on a private cluster, which ends "
+            "with its engine"
+        )
     return "; ".join(told)
 
 

@@ -134,7 +134,9 @@ async def test_l2_of_a_stopped_engine_goes_on_where_others_use_it(
     l2s[0].engines.clear()
     assert "l2-1" not in await status._stop("prod", cache=True)
     l2s[0].engines.append("prod")
-    assert "stays for a while" in await status._stop("prod", cache=False)
+    assert "its L2, l2-1, stays for a while" in await status._stop("prod", cache=False)
+    l2s[1].engines.append("prod")
+    assert "its L2s, l2-1 and l2-2, stay for a while" in await status._stop("prod", cache=False)
 
 
 async def test_l2_of_a_stopped_service_ends_with_it_where_that_is_asked(
