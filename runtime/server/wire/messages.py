@@ -1,20 +1,34 @@
 """Messages of a conversation."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from raydix.errors import BadParameter
 from raydix.runtime.server.wire.base import Items, NoText, Nothing, Text, WireRequest
 from raydix.runtime.server.wire.tools import EarlierCall, template_calls
 
+_TextType = Literal["text", "input_text", "output_text"]
+
 
 class TextPart(WireRequest):
     """A part of a message. Raydix serves text alone."""
 
-    type: Literal["text", "input_text", "output_text"]
+    type: _TextType
     text: Text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_others(cls, values: Any) -> Any:
+        """Name what other parts are, of which else a text would be said to be missing."""
+        kind = values.get("type", "text") if isinstance(values, dict) else "text"
+        if not isinstance(kind, str) or kind in get_args(_TextType):
+            return values
+        raise ValueError(
+            f"Input is of type {kind!r:.40}; expected 'text', as models are served without images, "
+            "sound and the like"
+        )
 
 
 class Message(WireRequest):

@@ -114,6 +114,18 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
             "stop: List should have at most 64 items after validation, not 65",
         ),
         (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0: Input is of type 'image_url'; expected 'text', as models are "
+            "served without images, sound and the like",
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content.0: Input is of type 'input_image'; expected 'text', as models are "
+            "served without images, sound and the like",
+        ),
+        (
             CompletionRequest,
             {"prompt": "a", "stop": 5},
             "stop: Input should be a valid string or a valid list",
