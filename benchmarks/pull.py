@@ -8,7 +8,8 @@ uses one core at each end); and plain sockets, one thread each, which send from 
 the arena into as much, and look at nothing: what checksums cost at both ends shows beside them. The
 bar is for TCP beside iperf3, and without it beside plain sockets.
 
-Then what pulls take of Schedulers: `benchmarks/engine/pull_cpu.py` says how.
+Then, in a record of its own, what pulls take of Schedulers: `benchmarks/engine/pull_cpu.py` says
+how.
 """
 
 import asyncio
@@ -201,7 +202,7 @@ def figures(rounds: dict[str, list[Round]]) -> list[Figure]:
 
 
 def main() -> int:
-    """Measure, print the record, and return 1 below a bar."""
+    """Measure, print the records, and return 1 below a bar."""
     parser = make_parser(__doc__)
     defaults = Setting()
     parser.add_argument("--page-bytes", type=count, default=defaults.page_bytes)
@@ -220,11 +221,12 @@ def main() -> int:
     )
     if shutil.which("iperf3") is None:
         print("iperf3 is not installed (apt-get install iperf3): plain sockets alone are beside it")
+    status = report(
+        "pull", asdict(setting), figures(asyncio.run(measure(setting))), keep_in=arguments.results
+    )
     requests = Requests()
-    made = figures(asyncio.run(measure(setting)))
-    made += cpu_figures(asyncio.run(measure_cpu(requests)))
-    config = asdict(setting) | {"requests": asdict(requests)}
-    return report("pull", config, made, keep_in=arguments.results)
+    taken = cpu_figures(asyncio.run(measure_cpu(requests)))
+    return max(status, report("pull_cpu", asdict(requests), taken, keep_in=arguments.results))
 
 
 if __name__ == "__main__":

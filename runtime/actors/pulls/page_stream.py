@@ -94,8 +94,7 @@ def dial_stream(
 ) -> SocketStream:
     """Open a stream, to receive pages. Raises LinkRefused if nobody there believes us.
 
-    A listener of this host is reached without TCP, which takes a third of the time and CPU, but for
-    TLS.
+    A listener of this host is reached without TCP, which takes a third of the CPU, but for TLS.
     """
     if tls is None and (connection := _connect_here(address)) is not None:
         with contextlib.suppress(LinkRefused):
