@@ -106,6 +106,8 @@ class Sleep:
         self._num_orders = 0
         self._since_s = -math.inf
         """The time since which requests wait."""
+        self._none_late_until_s = -math.inf
+        """The time before which no request has waited for the wake too long."""
         self._fewest_left = 0
         """The fewest pages that have been left to back up, and since when."""
         self._fewest_since_s = -math.inf
@@ -146,6 +148,7 @@ class Sleep:
         match self.phase:
             case Phase.AWAKE:
                 self._with_weights, self._since_s = with_weights, now_s
+                self._none_late_until_s = -math.inf
                 self.phase = Phase.DRAINING
                 self._timers.add(self._drained_until_s)
             case Phase.WAKING:
@@ -256,7 +259,9 @@ class Sleep:
     def _has_left_to_place(self) -> bool:
         """Whether a request is to be answered first that has no lane, or has lost it."""
         until_s = self.placed_until_s
-        return any(each.arrival_s <= until_s for each in self._requests.unplaced.values())
+        return until_s > -math.inf and any(
+            each.arrival_s <= until_s for each in self._requests.unplaced.values()
+        )
 
     def _num_waiting_pages(self) -> int:
         return sum(len(lane.backups) for lane in self._lanes)
@@ -297,18 +302,26 @@ class Sleep:
     def _refuse_late(self, now_s: float) -> None:
         """End requests that have waited for the wake as long as they may.
 
-        Those that the engine had before wait on, as they were taken in.
+        Those that the engine had before wait on, as they were taken in. Thousands may wait: they
+        are looked at when the first of them is late.
         """
+        if now_s < self._none_late_until_s:
+            return
         unplaced = self._requests.unplaced.values()
         left = [each for each in unplaced if each.arrival_s > self._since_s]
         for request in left[:_MAX_REFUSED]:
             due_s = self._wait_until_s(request)
             if now_s < due_s:
-                self._look_again(due_s, now_s)
+                self._let_wait(due_s)
                 return
             self._endings.fail_as(request, self._refusal())
         if len(left) > _MAX_REFUSED:
             self._timers.add(now_s)
+
+    def _let_wait(self, until_s: float) -> None:
+        """Note that no request is late before then: whoever comes later is late no sooner."""
+        self._none_late_until_s = until_s
+        self._timers.add(until_s)
 
     def _wait_until_s(self, request: RequestState) -> float:
         return max(request.arrival_s, self._since_s) + self._settings.max_asleep_wait_s

@@ -207,6 +207,7 @@ class SchedulerProcess:
 
     def _take(self, heard: Sequence[events.Event]) -> None:
         self._early_loads.before_events()
+        self._drains.before_events(self._cluster.now_s)
         self._recording.before_events(self._cluster.now_s)
         for event in heard:
             self.core.hear(event, self._cluster.now_s)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ROOM_FACTOR = 2
 """An L2 of so many times all L1s loses nothing to make room."""
+_ROUNDING_S = 1e-9
 
 
 class LostInSleep(AssertionError):
@@ -30,6 +31,10 @@ class BelievedAsleep(AssertionError):
 
 class DrainsOn(AssertionError):
     """Requests go on for longer than they may once the engine is to sleep."""
+
+
+class WaitsOn(AssertionError):
+    """A request waits for the wake for longer than it may."""
 
 
 class ClusterSleep:
@@ -149,11 +154,25 @@ class ClusterSleep:
 
 
 class DrainLaw:
-    """Owns: since when an engine drains, which is to last no longer than it may."""
+    """Owns: since when an engine drains, which is to last no longer than it may.
+
+    Nor does who has come meanwhile wait for longer, whether or not anything else happens.
+    """
 
     def __init__(self, core: SchedulerCore) -> None:
         self._core = core
         self._since_s: float | None = None
+
+    def before_events(self, now_s: float) -> None:
+        """Raise WaitsOn if some request is late already, which an event was to come for."""
+        core = self._core
+        if core.phase is Phase.AWAKE:
+            return
+        since_s, may_wait_s = core._sleep._since_s, core.settings.max_asleep_wait_s
+        for each in core._requests.unplaced.values():
+            late_s = now_s - max(each.arrival_s, since_s) - may_wait_s
+            if each.arrival_s > since_s and late_s > _ROUNDING_S:
+                raise WaitsOn(f"{each.request_id} waits for {late_s:.3f} s longer than it may")
 
     def after_event(self, now_s: float) -> None:
         """Raise DrainsOn if it has lasted for too long."""

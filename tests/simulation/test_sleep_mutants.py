@@ -94,6 +94,22 @@ def nobody_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sleep, "park", lambda lane, life: None)
 
 
+def nobody_looks_again_for_the_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late request is refused with whatever happens next, and nothing is made to happen."""
+
+    def let_wait(self: Sleep, until_s: float) -> None:
+        self._none_late_until_s = until_s
+
+    monkeypatch.setattr(Sleep, "_let_wait", let_wait)
+
+
+def who_comes_later_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once nobody is late nobody ever will be."""
+    monkeypatch.setattr(
+        Sleep, "_let_wait", lambda self, until_s: setattr(self, "_none_late_until_s", math.inf)
+    )
+
+
 CASES = [
     Case(mutant=nothing_is_backed_up, workload=LATE),
     Case(mutant=requests_get_lanes_asleep, workload=CALM),
@@ -102,6 +118,8 @@ CASES = [
     Case(mutant=drains_know_no_end, workload=HASTY),
     Case(mutant=parked_requests_wait_no_longer_than_others, workload=HASTY),
     Case(mutant=nobody_is_parked, workload=HASTY),
+    Case(mutant=nobody_looks_again_for_the_late, workload=HASTY),
+    Case(mutant=who_comes_later_is_not_looked_at, workload=HASTY),
 ]
 
 

@@ -62,8 +62,8 @@ class Placing:
         have come after `until_s` are passed over: the engine is not awake for them.
         """
         num_left, num_sought = _MAX_HASHED_PAGES, 0
-        # With most events there is none.
-        if not self._requests.unplaced:
+        # With most events there is none. While the engine sleeps thousands may wait, and none is.
+        if until_s == -math.inf or not self._requests.unplaced:
             return num_left
 
         for request in list(itertools.islice(self._to_place(until_s), _MAX_PLACED)):

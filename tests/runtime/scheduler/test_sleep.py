@@ -1,5 +1,6 @@
 """What a core does that is told to sleep: whom it answers first, and what it has given back."""
 
+import sys
 from collections.abc import Iterable
 
 from raydix.runtime.config.policies import WritePolicy
@@ -165,3 +166,23 @@ def test_a_wake_while_requests_are_parked_lets_them_go_on_at_once() -> None:
     driver.run()
     assert driver.core.phase is Phase.AWAKE
     assert driver.answers["parked"].ending == "length"
+
+
+def test_thousands_that_wait_for_the_wake_make_no_event_dearer() -> None:
+    calls = [_calls_of_a_tick(num_waiting) for num_waiting in (20, 2000)]
+    assert calls[0] == calls[1]
+
+
+def _calls_of_a_tick(num_waiting: int) -> int:
+    """How often anything is called, or a generator goes on, for a tick of an engine asleep."""
+    driver = CoreDriver(max_waiting_requests=4096)
+    driver.send(PAGES_ALONE)
+    for _ in range(num_waiting):
+        driver.submit([1, 2, 3])
+    driver.send_tick()
+
+    counted: list[str] = []
+    sys.setprofile(lambda frame, event, argument: counted.append(event))
+    driver.core.handle(events.Tick(), driver.now_s)
+    sys.setprofile(None)
+    return counted.count("call") + counted.count("c_call")
