@@ -59,7 +59,10 @@ def rule_of(nodes: int | None, autoscale: str | None, num_models: int) -> "Scale
     from raydix.runtime.actors.service.scale import ScaleRule
 
     if nodes is not None and autoscale is not None:
-        raise ConfigError("--nodes and --autoscale both say how many engines there are to be.")
+        raise ConfigError(
+            "--nodes and --autoscale both say how many engines there are to be; expected one of "
+            "them. Leave --nodes out to have as many as the load asks for."
+        )
     if nodes is not None:
         return ScaleRule(fewest=nodes, most=nodes)
     if autoscale is None:

@@ -34,6 +34,11 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
         rule_of(None, text, 1)
 
 
+def test_a_number_and_a_rule_at_once_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Leave --nodes out to have"):
+        rule_of(2, "1:4", 1)
+
+
 def test_several_models_are_services_of_one_engine_each_unless_more_are_asked_for() -> None:
     assert rule_of(None, None, 1) is None
     rule = rule_of(None, None, 2)
