@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from raydix.ids import ClientId, ConnectionId
@@ -21,12 +22,15 @@ from raydix.runtime.messages.kv_events import PagesStored, Tier
 from raydix.runtime.messages.routing import EngineNews, FollowEngine
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
+from raydix.runtime.scheduler.ranks.lane import Lane
 from tests.simulation.modelled_tokens import kv_of, prefix_hashes
 from tests.simulation.ranks import SimulatedRank
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
 
+Holding = tuple[Place, int, set[bytes]]
+"""What a place holds of a KV group, by short keys."""
 _JOIN_INTERVAL = 40
 """Every so many events of a Scheduler somebody begins to follow it."""
 
@@ -63,11 +67,11 @@ class Follower:
                 self._check_shared(event)
         self.is_whole = effect.is_whole
 
-    def compare(self) -> None:
+    def compare(self, holdings: Sequence[Holding]) -> None:
         """Raise WrongIndex unless this is what the core itself knows now."""
         if not self.is_whole or self._core._page_news.has_more:
             return
-        for place, group, held in _held(self._core):
+        for place, group, held in holdings:
             told = self._index.keys(place, group)
             if told != held:
                 raise WrongIndex(f"{place}, group {group}: {len(told)} told, {len(held)} held")
@@ -162,7 +166,7 @@ class Router:
         if report is not None and not (report.busy_s >= 0 and 0 <= report.busy_fraction <= 1):
             raise WrongIndex(f"a load that cannot be: {report}")
 
-    def compare(self) -> None:
+    def compare(self, holdings: Sequence[Holding]) -> None:
         """Raise WrongIndex unless this is what the core itself knows now, if all was told."""
         keys = self._core._page_news.keys
         if not self._is_whole or not keys.follows(self.client_id) or keys.has_more(self.client_id):
@@ -170,7 +174,7 @@ class Router:
         if self._core._page_news.has_more:
             return
         by_which = self._core._routing_news._group
-        for place, group, held in _held(self._core):
+        for place, group, held in holdings:
             if place[0] is Tier.L3 or group != by_which:
                 continue
             told = self._index.keys(place, group)
@@ -230,20 +234,32 @@ class Followers:
 
     def compare(self) -> None:
         """Raise WrongIndex unless each that was told all knows what the core knows."""
+        if self._core._page_news.has_more:
+            return
+        holdings = list(_held(self._core))
         for each in (*self._followers.values(), *self._routers):
-            each.compare()
+            each.compare(holdings)
 
 
-def _held(core: SchedulerCore) -> Iterator[tuple[Place, int, set[bytes]]]:
+def _held(core: SchedulerCore) -> Iterator[Holding]:
     """The short keys of all pages of a core, counted page by page."""
+    of_lanes = [_l1_of(lane) for lane in core._lanes]
     for group in range(core.settings.num_groups):
-        for lane in core._lanes:
-            held = set()
-            for node in lane.l1.tree.forest:
-                for page, key in zip(node.page_ids[group], split_keys(node.keys), strict=True):
-                    if page:
-                        held.add(key[:MIRROR_KEY_BYTES])
+        for lane, (keys, page_ids) in zip(core._lanes, of_lanes, strict=True):
+            held = set(compress(keys, page_ids[group]))
             yield (Tier.L1, lane.index), group, held
         view = core._source.view
         yield (Tier.L2, None), group, view.keys._groups[group] - view.keys._expected[group]
         yield (Tier.L3, None), group, view.objects._groups[group]
+
+
+def _l1_of(lane: Lane) -> tuple[list[bytes], list[list[int]]]:
+    """The short key of each page of a lane's chains, and where it is in each group; 0: nowhere."""
+    nodes = list(lane.l1.tree.forest)
+    keys = split_keys(short_keys(b"".join(node.keys for node in nodes)), MIRROR_KEY_BYTES)
+    page_ids = [
+        [page for node in nodes for page in node.page_ids[group].tolist()]
+        for group in range(lane.settings.num_groups)
+    ]
+    assert all(len(pages) == len(keys) for pages in page_ids), "each page of a chain has a key"
+    return list(keys), page_ids

@@ -190,7 +190,7 @@ class HostProcess:
         """Let the core hear an event, and the watch what it says, which is carried out later."""
         self._watch.hears(event)
         core.hear(event, self._world.now_s)
-        num_slabs_taken = core.stats()["slabs_taken"]
+        num_slabs_taken = core._index.num_slabs_taken
         if num_slabs_taken != self._num_slabs_taken:
             self._watch.sees_slab_change_hands()
         self._num_slabs_taken = num_slabs_taken

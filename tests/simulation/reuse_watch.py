@@ -140,9 +140,8 @@ class ReuseWatch:
 
     def check(self) -> None:
         """Raise Mislearnt unless L2 believes of its pages what their use says."""
-        for group, pages in enumerate(self._index._groups):
-            for key in pages.ready:
-                self._check_page((group, key))
+        for group in range(self._index.num_groups):
+            self._check_pages(group)
             self._check_order(group)
         found = {
             "requests": (self._chances._num_requests, self._num_requests),
@@ -153,8 +152,23 @@ class ReuseWatch:
             if counted != expected:
                 raise Mislearnt(f"{counted} {what} are counted; expected {expected}")
 
+    def _check_pages(self, group: int) -> None:
+        """Check all pages of a group, without a call for each of what may be thousands."""
+        index, runs = self._index, self._index._evictable
+        facts = {run.number: (run.kind, run.turn) for run in runs._order.unsorted(group)}
+        keys = list(index._groups[group].ready)
+        for key, page in zip(keys, index.find_all(group, keys), strict=True):
+            assert page is not None, "the page is there"
+            read = runs._read._kind_of[page], runs._read._turn_of[page]
+            kind, turn = facts.get(runs._run_of[page], read)
+            name = group, key
+            if kind | 1 not in self._kinds[name] or turn < self._least_turns[name]:
+                self._check_facts(name, kind, turn)
+
     def _check_page(self, name: Name) -> None:
-        kind, turn = self._kind(name), self._turn(name)
+        self._check_facts(name, self._kind(name), self._turn(name))
+
+    def _check_facts(self, name: Name, kind: int, turn: int) -> None:
         if kind | 1 not in self._kinds[name]:
             raise Mislearnt(f"a page is of kind {kind}; expected one of {self._kinds[name]}")
         if turn < self._least_turns[name]:

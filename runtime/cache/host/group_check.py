@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
-from raydix.runtime.cache.host.page_names import PageNames
+from raydix.runtime.cache.host.lru_lists import Items
+from raydix.runtime.cache.host.page_names import PageNames, there_of
 from raydix.runtime.cache.host.page_runs import PageRuns
 from raydix.runtime.cache.host.pages import HostPages, HostPageState
 
@@ -18,17 +21,19 @@ def check_group(
 ) -> None:
     """Raise AccountingError unless a group's pages, their names and their runs agree."""
     counts = {state: host_pages.count(group, state) for state in HostPageState}
-    named = {key: page_id for key in names if (page_id := names.find(key)) is not None}
+    keys = list(names)
+    found = names.find_all(keys)
+    named = there_of(found)
 
-    num_unread = sum(not host_pages.num_readers(page_id) for page_id in named.values())
-    evictable = list(map(HostPageId, evictable_runs.items(group)))
-    free = {page_id for page_id in free_pages if host_pages.is_free(page_id, group)}
+    num_unread = len(named) - np.count_nonzero(host_pages.num_readers_of(named))
+    evictable = evictable_runs.listed_pages(group)
+    listed = np.array(list(set(free_pages)), dtype=np.int64)
     figures = {
-        "free": (counts[HostPageState.FREE], len(free)),
+        "free": (counts[HostPageState.FREE], host_pages.num_free(listed, group)),
         "ready": (counts[HostPageState.READY], len(names)),
         "evictable": (num_unread, len(evictable)),
         "listed": (len(evictable), evictable_runs.length(group)),
-        "distinct pages": (len(set(named.values())), len(names)),
+        "distinct pages": (len(set(found) - {None}), len(names)),
     }
 
     for name, (counted, kept) in figures.items():
@@ -37,16 +42,22 @@ def check_group(
                 f"group {group}: {counted} {name} pages counted, {kept} on record ({counts})"
             )
 
-    for key, page_id in named.items():
-        named_by = host_pages.key(page_id)
-        if named_by != key or host_pages.group_of(page_id) != group:
-            raise AccountingError(
-                f"group {group}: {key.hex()} names host page {page_id}, which holds {named_by!r}"
-            )
+    # All are found, or there were fewer distinct pages.
+    if host_pages.keys_of(named.tolist()) != keys or not host_pages.are_of(named, group).all():
+        wrong = [
+            key.hex() for key, page in zip(keys, found, strict=True) if host_pages.key(page) != key
+        ]
+        raise AccountingError(
+            f"group {group}: {len(keys)} pages are named, of which some are of other groups, or "
+            f"hold something else: {wrong}"
+        )
+    _check_evictable(group, evictable, host_pages)
 
-    for page_id in evictable:
-        if host_pages.key(page_id) is None or host_pages.num_readers(page_id):
-            raise AccountingError(
-                f"group {group}: host page {page_id} is evictable but "
-                f"{host_pages.state(page_id).name}"
-            )
+
+def _check_evictable(group: int, evictable: Items, host_pages: HostPages) -> None:
+    is_ready = host_pages.are_all(evictable, HostPageState.READY)
+    if not is_ready or host_pages.num_readers_of(evictable).any():
+        pages = ", ".join(f"{page} {host_pages.state(page).name}" for page in evictable.tolist())
+        raise AccountingError(
+            f"group {group}: pages are evictable that are not READY, or are read: {pages}"
+        )

@@ -14,7 +14,7 @@ from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
 from raydix.runtime.cache.host.coming_pages import Coming, ComingPages
 from raydix.runtime.cache.host.group_check import check_group
 from raydix.runtime.cache.host.lru_lists import Items
-from raydix.runtime.cache.host.page_names import PageNames
+from raydix.runtime.cache.host.page_names import PageNames, there_of
 from raydix.runtime.cache.host.page_reuse import ChainUse, PageReuse, kind_of_used
 from raydix.runtime.cache.host.page_run import HintedPages
 from raydix.runtime.cache.host.page_runs import PageRuns
@@ -92,6 +92,10 @@ class HostIndex:
     def state(self, page_id: HostPageId) -> HostPageState:
         """The state of a page."""
         return self._pages.state(page_id)
+
+    def are_all(self, page_ids: Sequence[HostPageId], state: HostPageState) -> bool:
+        """Whether each of these pages is in this state."""
+        return self._pages.are_all(page_ids, state)
 
     def generation(self, page_id: HostPageId) -> int:
         """The generation of a page, which changes whenever the page is handed out."""
@@ -220,7 +224,7 @@ class HostIndex:
         By several users: as used just now.
         """
         found = self.find_all(group, keys)
-        ready = _ready(found)
+        ready = there_of(found)
         standing: Standing = Idle(self._now_s)
         goes_on_s, kind = -math.inf, None
         if user != SEVERAL_USERS:
@@ -266,7 +270,7 @@ class HostIndex:
 
     def end_use(self, group: int, keys: Sequence[PageKey], user: UserId) -> None:
         """Note that a user has ended its use of these pages, the last of a chain."""
-        ready = _ready(self.find_all(group, keys))
+        ready = there_of(self.find_all(group, keys))
         # Pages that somebody else has used since stay where the rest of that chain is.
         pages = self._evictable.last_used_by(user, ready)
         self._evictable.use(group, pages, user, Idle(self._now_s), self._now_s)
@@ -374,7 +378,3 @@ class HostIndex:
             self._reuse.check()
         for group, pages in enumerate(self._groups):
             check_group(group, pages.free, pages.ready, self._pages, self._evictable)
-
-
-def _ready(found: Sequence[HostPageId | None]) -> Items:
-    return np.array([page_id for page_id in found if page_id is not None], dtype=np.int64)

@@ -1,10 +1,19 @@
 """The names of READY host pages, in dicts that never pause for long to grow."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
 
 from raydix.ids import HostPageId, PageKey
+from raydix.runtime.cache.host.lru_lists import Items
 
 _NUM_SHARDS = 64
+
+
+def there_of(found: Sequence[HostPageId | None]) -> Items:
+    """The pages among these, which were sought, that are there."""
+    return np.array([page_id for page_id in found if page_id is not None], dtype=np.int64)
 
 
 class PageNames:
@@ -18,8 +27,7 @@ class PageNames:
         return self._length
 
     def __iter__(self) -> Iterator[PageKey]:
-        for shard in self._shards:
-            yield from shard
+        return chain.from_iterable(self._shards)
 
     def page_ids(self) -> Iterator[HostPageId]:
         """The ids of all pages that have a name; O(pages)."""

@@ -1,11 +1,12 @@
 """Pages of L2 that were used together: they go one after the other."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
@@ -190,17 +191,37 @@ def _walk(run_of: "array[int]", runs: list[tuple[int, "array[int]"]]) -> Iterato
                 yield page
 
 
-def check_group(group: int, pages: Mapping[PageRun, Sequence[int]], num_counted: int) -> int:
+def live_pages(runs: Sequence[PageRun], run_of: NDArray[Any]) -> tuple[Items, Items]:
+    """The pages that are in these runs as the column says, and at which place each one's run is."""
+    named = array("i")
+    for run in runs:
+        named += run.pages[run.start :]
+    pages = np.array(named, dtype=np.int64)
+    lengths = [len(run.pages) - run.start for run in runs]
+    places = np.repeat(np.arange(len(runs)), lengths)
+    numbers = np.array([run.number for run in runs], dtype=np.int64)
+    is_live = run_of[pages] == numbers[places]
+    return pages[is_live], places[is_live]
+
+
+def check_group(group: int, runs: Sequence[PageRun], run_of: NDArray[Any], num_counted: int) -> int:
     """How many pages a group's runs have.
 
     Raises AccountingError unless each of them and all together have as many as are counted.
     """
-    num_found = sum(map(len, pages.values()))
-    if num_found != num_counted:
+    pages, places = live_pages(runs, run_of)
+    if len(pages) != num_counted:
         raise AccountingError(
-            f"group {group}: {num_counted} pages counted in runs that have {num_found}"
+            f"group {group}: {num_counted} pages counted in runs that have {len(pages)}"
         )
-    for run, live in pages.items():
-        if not live or len(set(live)) != run.num_live or run.group != group:
-            raise AccountingError(f"run {run.number} has pages {live}; {run.num_live} are counted")
-    return num_found
+
+    # A page is in one run at most, so one that is named twice is so within its run.
+    found = np.bincount(places, minlength=len(runs)).tolist()
+    is_distinct = len(np.unique(pages)) == len(pages)
+    for run, num_live in zip(runs, found, strict=True):
+        if not 0 < num_live == run.num_live or run.group != group or not is_distinct:
+            raise AccountingError(
+                f"run {run.number} has {num_live} pages, or some of its group twice; "
+                f"{run.num_live} are counted"
+            )
+    return len(pages)

@@ -17,6 +17,7 @@ from raydix.runtime.cache.host.page_run import (
     Origin,
     PageRun,
     check_group,
+    live_pages,
     new_pages,
     stretches,
     walk_in_turns,
@@ -99,10 +100,9 @@ class PageRuns:
         """Whether nobody comes back to a page, so that it goes before any that was ever used."""
         return isinstance(self.run_of(page).standing, Over)
 
-    def items(self, group: int) -> Iterator[int]:
-        """All pages of a group, in the order in which they would go; O(pages)."""
-        for run in self._order.runs(group):
-            yield from self._live(run).tolist()
+    def listed_pages(self, group: int) -> Items:
+        """All pages of a group, in no order; O(pages)."""
+        return live_pages(list(self._order.unsorted(group)), self._all_run_of)[0]
 
     def newest_first(self) -> Iterator[int]:
         """All pages as they are listed now, however that changes until they are asked for.
@@ -368,9 +368,9 @@ class PageRuns:
         num_found = 0
         self._order.check()
         for group, length in enumerate(self._lengths):
-            pages = {run: self._live(run).tolist() for run in self._order.runs(group)}
-            num_found += check_group(group, pages, length)
-            runs |= pages.keys()
+            of_group = list(self._order.unsorted(group))
+            num_found += check_group(group, of_group, self._all_run_of, length)
+            runs.update(of_group)
 
         self._users.check(runs)
         num_listed = int(np.count_nonzero(self._all_run_of != _NOWHERE))

@@ -3,8 +3,10 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from operator import add
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId, PageKey
@@ -261,20 +263,50 @@ class HostPages:
         self._counts[group][HostPageState.FREE] += len(pages)
         return pages
 
+    def are_all(self, page_ids: Sequence[HostPageId] | Items, state: HostPageState) -> bool:
+        """Whether each of these pages is in this state."""
+        return bool((self._all_states[np.array(page_ids, dtype=np.int64)] == state).all())
+
+    def num_readers_of(self, page_ids: Items) -> Int32Array:
+        """The number of readers of each of these pages."""
+        return self._all_num_readers[page_ids]
+
+    def are_of(self, page_ids: Items, group: int) -> NDArray[np.bool_]:
+        """Whether each of these pages is in a slab of this group."""
+        return self._slabs.are_of(page_ids, group)
+
+    def num_free(self, page_ids: Items, group: int) -> int:
+        """The number of these pages that are FREE, in slabs of this group."""
+        are_free = self._all_states[page_ids] == HostPageState.FREE
+        return int(np.count_nonzero(are_free & self._slabs.are_of(page_ids, group)))
+
+    def keys_of(self, page_ids: Iterable[int]) -> list[PageKey | None]:
+        """What each of these pages holds; None for those that are not READY."""
+        return list(map(self._keys.__getitem__, page_ids))
+
     def check(self) -> None:
         """Prove that the counts are those of the columns; O(pages).
 
         Raises AccountingError with the figures.
         """
+        states = self._all_states
+        is_read, is_ready = self._all_num_readers > 0, states == HostPageState.READY
+        self._check_keys(is_ready)
+        is_unready = (states == HostPageState.FILLING) | (states == HostPageState.QUARANTINED)
+        is_held = is_unready | is_read
+        used_at = np.zeros(len(states), dtype=np.int64)
+        if self._is_shared:
+            used_at = np.where(is_ready & ~is_read, view_of(self._used_at, np.int64), 0)
+
         counts = [[0] * len(HostPageState) for _ in self._counts]
         for slab in range(self._slabs.num_given):
             page_ids = self._slabs.page_ids(slab)
-            by_state, num_held = self._recount(page_ids)
-            for state in HostPageState:
-                counts[self._slabs.group_of(page_ids[0])][state] += by_state[state]
-            self._slabs.check_slab(
-                slab, by_state[HostPageState.READY], num_held, self._last_use(page_ids)
-            )
+            own = slice(page_ids[0], page_ids[-1] + 1)
+            by_state = np.bincount(states[own], minlength=len(HostPageState)).tolist()
+            group = self._slabs.group_of(page_ids[0])
+            counts[group] = [*map(add, counts[group], by_state)]
+            num_held, last_use = int(np.count_nonzero(is_held[own])), int(used_at[own].max())
+            self._slabs.check_slab(slab, by_state[HostPageState.READY], num_held, last_use)
 
         self._slabs.check()
         if counts != self._counts:
@@ -282,31 +314,10 @@ class HostPages:
                 f"pages by group and state {counts} counted; {self._counts} on record"
             )
 
-    def _last_use(self, page_ids: Iterable[HostPageId]) -> int:
-        """The last use of the READY pages without readers among these; 0 if there are none."""
-        if not self._is_shared:
-            return 0
-        unread = (
-            page_id
-            for page_id in page_ids
-            if self._states[page_id] == HostPageState.READY and not self._num_readers[page_id]
-        )
-        return max((self._used_at[page_id] for page_id in unread), default=0)
-
-    def _recount(self, page_ids: Iterable[HostPageId]) -> tuple[list[int], int]:
-        by_state = [0] * len(HostPageState)
-        num_held = 0
-        for page_id in page_ids:
-            state = self._states[page_id]
-            by_state[state] += 1
-            num_held += (
-                state in (HostPageState.FILLING, HostPageState.QUARANTINED)
-                or self._num_readers[page_id] > 0
+    def _check_keys(self, is_ready: NDArray[np.bool_]) -> None:
+        has_key = np.array([key is not None for key in self._keys])
+        for page_id in np.flatnonzero(has_key != is_ready):
+            state = HostPageState(self._states[page_id])
+            raise AccountingError(
+                f"host page {page_id} is {state.name} with key {self._keys[page_id]!r}"
             )
-
-            if (self._keys[page_id] is None) == (state == HostPageState.READY):
-                raise AccountingError(
-                    f"host page {page_id} is {HostPageState(state).name} with key "
-                    f"{self._keys[page_id]!r}"
-                )
-        return by_state, num_held

@@ -32,6 +32,10 @@ class RunOrder:
         orders = self._orders[group].values()
         return merge(*((run for *_, run in order) for order in orders), key=self._place_of)
 
+    def unsorted(self, group: int) -> Iterator[PageRun]:
+        """The runs of a group, in no order."""
+        return (run for order in self._orders[group].values() for *_, run in order)
+
     def as_they_go(self, runs: Iterable[PageRun]) -> list[PageRun]:
         """Sort runs of any groups by when they would go."""
         return sorted(runs, key=self._place_of)

@@ -166,14 +166,16 @@ class Schedulers:
         granted: set[HostPageId] = set()
         for side in self.attached:
             side.leases.check()
-            for page_id in side.grants.page_ids():
-                state = self._index.state(page_id)
-                if page_id in granted or state is not HostPageState.FILLING:
-                    raise AccountingError(
-                        f"host page {page_id} is granted to {side.name} while it is {state.name}"
-                        f"{' and granted to another' if page_id in granted else ''}"
-                    )
-                granted.add(page_id)
+            page_ids = side.grants.page_ids()
+            twice = [page_id for page_id, num in Counter(page_ids).items() if num > 1]
+            twice += granted.intersection(page_ids)
+            if twice or not self._index.are_all(page_ids, HostPageState.FILLING):
+                states = {page_id: self._index.state(page_id).name for page_id in page_ids}
+                raise AccountingError(
+                    f"{side.name} is granted pages that are not FILLING, or are granted to others, "
+                    f"too: {states}; twice: {twice}"
+                )
+            granted.update(page_ids)
 
 
 def _num_granted(side: SchedulerSide) -> int:

@@ -4,6 +4,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
 from raydix.runtime.cache.host.arena_geometry import ArenaGeometry
@@ -47,6 +50,12 @@ class HostSlabs:
         group = self._groups[page_id // self._pages_per_slab]
         assert group is not None
         return group
+
+    def are_of(self, page_ids: Items, group: int) -> NDArray[np.bool_]:
+        """Whether each of these pages is in a slab of this group."""
+        is_own = np.array([each == group for each in self._groups])
+        are_own: NDArray[np.bool_] = is_own[page_ids // self._pages_per_slab]
+        return are_own
 
     def page_ids(self, slab: int) -> list[HostPageId]:
         """The pages that the group of a slab has in it."""

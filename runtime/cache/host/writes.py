@@ -8,6 +8,7 @@ from raydix.errors import AccountingError
 from raydix.ids import BatchId, HostPageId, PageKey
 from raydix.runtime.cache.host.events import HostEffect, StorageFlushed
 from raydix.runtime.cache.host.index import HostIndex
+from raydix.runtime.cache.host.pages import HostPageState
 from raydix.runtime.cache.host.settings import StorageSettings
 from raydix.runtime.cache.host.storage_orders import StorageOrders
 from raydix.runtime.cache.host.unwritten import Turn
@@ -262,8 +263,10 @@ class HostWrites:
 
     def check(self) -> None:
         """Raise AccountingError unless pages to be written are READY and each is written once."""
-        listed = self._unwritten.listed()
-        stray = [page_id for page_id in listed if self._index.name(page_id) is None]
+        listed = list(self._unwritten.listed())
+        stray: list[HostPageId] = []
+        if not self._index.are_all(listed, HostPageState.READY):
+            stray = [page_id for page_id in listed if self._index.name(page_id) is None]
         writing = [page_id for pages in self._in_flight.values() for page_id in pages]
         if stray or len(set(writing)) != len(writing) or set(writing) != self._unwritten.writing():
             raise AccountingError(

@@ -188,8 +188,10 @@ def test_pages_of_a_chain_are_touched_in_every_group() -> None:
     host.tick_while_due()
     for group in (FULL, WINDOW):
         index = host.core._index
-        order = [index.name(page) for page in index._evictable.items(group)]  # type: ignore[arg-type]
-        assert order == [(group, make_key(name)) for name in ("x", 1, 0)]
+        order = [
+            name for name in map(index.name, index.newest_first()) if name and name[0] == group
+        ]
+        assert order == [(group, make_key(name)) for name in (0, 1, "x")]
 
 
 def test_chain_that_was_looked_up_counts_as_used_before_what_comes_next() -> None:
@@ -199,8 +201,8 @@ def test_chain_that_was_looked_up_counts_as_used_before_what_comes_next() -> Non
     host.commit(["y"], FULL)
 
     index = host.core._index
-    order = [index.name(page) for page in index._evictable.items(FULL)]  # type: ignore[arg-type]
-    assert order == [(FULL, make_key(name)) for name in ("x", 1, 0, "y")]
+    order = [index.name(page) for page in index.newest_first()]
+    assert order == [(FULL, make_key(name)) for name in ("y", 0, 1, "x")]
 
 
 def test_settings_for_other_groups_than_the_arena_has_are_refused() -> None:
