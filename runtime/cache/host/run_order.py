@@ -30,7 +30,15 @@ class RunOrder:
     def runs(self, group: int) -> Iterator[PageRun]:
         """The runs of a group, as they would go."""
         orders = self._orders[group].values()
-        return merge(*((run for *_, run in order) for order in orders), key=self._place_of)
+        return (run for *_, run in merge(*map(self._comparable, orders)))
+
+    def _comparable(self, order: SortedEntries[PageRun]) -> Iterator[OrderEntry[PageRun]]:
+        """The entries of an order, with what its runs are worth: as those of others compare."""
+        first = order.first()
+        if self._reuse is None or first is None:
+            return iter(order)
+        worth_s = self._reuse.worth_s(first[2])
+        return ((_add(key, worth_s), ticket, run) for key, ticket, run in order)
 
     def unsorted(self, group: int) -> Iterator[PageRun]:
         """The runs of a group, in no order."""
@@ -95,9 +103,7 @@ class RunOrder:
 
     def _place_of(self, run: PageRun) -> OrderPlace:
         key, ticket, _ = _entry_of(run)
-        if self._reuse is None or isinstance(key, tuple):
-            return key, ticket
-        return key + self._reuse.worth_s(run), ticket
+        return (key if self._reuse is None else _add(key, self._reuse.worth_s(run))), ticket
 
     def _key(self, run: PageRun, now_s: float) -> EvictionKey:
         return eviction_key(self._policy_key, run, run.standing, now_s)
@@ -114,3 +120,7 @@ class RunOrder:
 def _entry_of(run: PageRun) -> OrderEntry[PageRun]:
     assert run.entry is not None, "a run has a place"
     return run.entry
+
+
+def _add(key: EvictionKey, worth_s: float) -> EvictionKey:
+    return key if isinstance(key, tuple) else key + worth_s

@@ -153,9 +153,10 @@ class DecodeBatch:
 
     def short_slots(self) -> list[int]:
         """Slots whose next token has no place in the block table."""
-        if self._num_sure_steps:
-            return []
         slots = self._slots
+        # Most turns of a lane find it without a request that decodes.
+        if self._num_sure_steps or not len(slots):
+            return []
         next_token = self._num_prompt[slots] + self._num_sampled[slots] - 1
         lacks = (next_token >= self._num_paged[slots]) & (
             self._num_sampled[slots] < self._max_output[slots]
