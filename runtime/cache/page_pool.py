@@ -160,7 +160,7 @@ class PagePool:
         num_settled = 0
         if self._num_holds.any():
             held_states = self._states[self._num_holds > 0]
-            num_settled = np.count_nonzero(held_states == GpuPageState.SETTLED)
+            num_settled = int(np.count_nonzero(held_states == GpuPageState.SETTLED))
             if self._num_holds.min() < 0 or (held_states == GpuPageState.FREE).any():
                 raise AccountingError(f"free pages are held, or holds are negative: {figures}")
         if num_settled != counts[GpuPageState.SETTLED]:

@@ -44,9 +44,8 @@ def check_group(
 
     # All are found, or there were fewer distinct pages.
     if host_pages.keys_of(named.tolist()) != keys or not host_pages.are_of(named, group).all():
-        wrong = [
-            key.hex() for key, page in zip(keys, found, strict=True) if host_pages.key(page) != key
-        ]
+        there = zip(keys, map(HostPageId, named.tolist()), strict=True)
+        wrong = [key.hex() for key, page_id in there if host_pages.key(page_id) != key]
         raise AccountingError(
             f"group {group}: {len(keys)} pages are named, of which some are of other groups, or "
             f"hold something else: {wrong}"
