@@ -169,13 +169,17 @@ class Schedulers:
             page_ids = side.grants.page_ids()
             twice = [page_id for page_id, num in Counter(page_ids).items() if num > 1]
             twice += granted.intersection(page_ids)
-            if twice or not self._index.are_all(page_ids, HostPageState.FILLING):
-                states = {page_id: self._index.state(page_id).name for page_id in page_ids}
-                raise AccountingError(
-                    f"{side.name} is granted pages that are not FILLING, or are granted to others, "
-                    f"too: {states}; twice: {twice}"
-                )
-            granted.update(page_ids)
+            if not twice and self._index.are_all(page_ids, HostPageState.FILLING):
+                granted.update(page_ids)
+                continue
+
+            for page_id in page_ids:
+                state = self._index.state(page_id)
+                if page_id in twice or state is not HostPageState.FILLING:
+                    raise AccountingError(
+                        f"host page {page_id} is granted to {side.name} while it is {state.name}"
+                        f"{' and granted to another' if page_id in twice else ''}"
+                    )
 
 
 def _num_granted(side: SchedulerSide) -> int:
