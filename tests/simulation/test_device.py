@@ -5,6 +5,7 @@ steps run beside the host, so they are looked for on a GPU.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +90,17 @@ def early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudaTransfers, "_complete_all", report_at_once)
 
 
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies begin some 10 ms after they were enqueued, so that a slow host cannot miss them."""
+    enqueue = CudaTransfers._enqueue
+
+    def enqueue_late(self: CudaTransfers, job: Any) -> None:
+        torch.cuda._sleep(20_000_000)
+        enqueue(self, job)
+
+    monkeypatch.setattr(CudaTransfers, "_enqueue", enqueue_late)
+
+
 CASES = [
     NO_QUARANTINE,
     Case(
@@ -106,6 +118,7 @@ CASES = [
     Case(mutant=no_stream_waits, workload=CROWDED),
     Case(
         mutant=early_acknowledgement,
+        world=slow_copies,
         workload=replace(CROWDED, faults=Faults(copy_s=0.005, link_delay_s=0.0002, report_s=0.0)),
     ),
 ]
