@@ -30,6 +30,13 @@ class KeyFile:
         self._keys = load_keys(self._path)
         self._next_look_s = clock() + LOOK_EVERY_S
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the clock out: HTTP replicas with equal keys are told apart by their bytes alone.
+
+        A clock means nothing on another host, either: the file is looked at when first asked.
+        """
+        return self.__dict__ | {"_next_look_s": 0.0}
+
     def judge(self, access: Access, key: str | None) -> Caller | Verdict:
         """Tell who calls by the key that a request brings, as `KeyJudge.judge` says."""
         now_s = self._clock()

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from raydix.errors import ConfigError
 from raydix.runtime.actors.process import ProcessHandle
 from raydix.runtime.api.service import AsyncService
+from raydix.runtime.api.service_name import ServiceName
+from raydix.runtime.server.key_file import KeyFile
 from raydix.runtime.server.keys import Access, Caller, Verdict
 from raydix.runtime.server.serve_environment import (
     DEREGISTER_S,
@@ -25,7 +27,7 @@ from tests.runtime.server.served_engine import ALICE, KEYS
 pytest.importorskip("ray.serve", reason="needs pip install 'ray[serve]'")
 
 from raydix.runtime.config.policies import RoutingPolicyName
-from raydix.runtime.server.serve_app import ServeArguments, app
+from raydix.runtime.server.serve_app import Replicas, ServeArguments, app
 
 
 @pytest.fixture
@@ -96,6 +98,17 @@ def test_replicas_that_do_the_same_have_one_name(key_file: Path) -> None:
     others = {name(service="other"), name(engine="prod")}
     others.add(name(service="prod", routing=RoutingPolicyName.ROUND_ROBIN))
     assert len({name(service="prod"), *others}) == 4
+
+
+def test_replicas_with_the_same_file_of_keys_have_one_name_whenever_it_was_read(
+    key_file: Path,
+) -> None:
+    def name() -> str:
+        engines = {"model": AsyncService(ServiceName("prod"))}
+        keys = KeyFile(key_file)
+        return Replicas(engines=engines, keys=keys, num_replicas=1, drain_s=5.0).deployment_name
+
+    assert name() == name()
 
 
 def test_keys_are_required_and_must_be_the_owners_alone(key_file: Path) -> None:
