@@ -1,7 +1,7 @@
 """What the simulator takes, on one core: the conversation trace on four nodes, and much more.
 
     python -m benchmarks.simulator
-    python -m benchmarks.simulator --large     # 1,000 ranks on 125 nodes, 100,000 requests: an hour
+    python -m benchmarks.simulator --large   # 1,000 ranks on 125 nodes, 100,000 requests: two hours
 
 Each node has a rank with 1,000 blocks of 512 tokens in L1 and 4,000 in L2, and all share an L3 with
 40,000; times are those of one H200 with a model of 16 layers. One token is simulated for eight of

@@ -14,6 +14,7 @@ CACHE = {
     "page_size": 2,
     "l1": {"num_pages": 1024, "copy_delay_s": 1e-4},
     "l3": {"backend": "fake", "latency_s": 0.02, "max_bytes_per_s": 150_000},
+    "prefetch": {"strategy": "wait_complete"},
 }
 
 
