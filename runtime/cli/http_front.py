@@ -225,7 +225,7 @@ async def serving_http(
     else:
         from raydix.runtime.api.client import AsyncLLM
         from raydix.runtime.server.serve_app import Replicas
-        from raydix.runtime.server.serve_front import replicas_listening
+        from raydix.runtime.server.serve_front import file_read_by_replicas, replicas_listening
 
         log_path = None
         [first, *_] = engines.values()
@@ -234,6 +234,7 @@ async def serving_http(
         replicas = Replicas(
             engines=engines,
             keys=front.keys,
+            key_file=await asyncio.to_thread(file_read_by_replicas, front.keys),
             num_replicas=front.num_replicas,
             drain_s=drain_s,
             origins=front.origins,

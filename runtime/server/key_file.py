@@ -30,10 +30,15 @@ class KeyFile:
         self._keys = load_keys(self._path)
         self._next_look_s = clock() + LOOK_EVERY_S
 
-    def __getstate__(self) -> dict[str, object]:
-        """Leave the clock out: HTTP replicas with equal keys are told apart by their bytes alone.
+    @property
+    def path(self) -> Path:
+        """Where the keys are read."""
+        return self._path
 
-        A clock means nothing on another host, either: the file is looked at when first asked.
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the clock out, which means nothing on another host.
+
+        A copy looks at the file when it is first asked.
         """
         return self.__dict__ | {"_next_look_s": 0.0}
 

@@ -96,6 +96,11 @@ class Replicas:
     """
     keys: KeyJudge | None
     """The judge of keys; None only where nothing listens beyond loopback."""
+    key_file: Path | None = None
+    """The file whose changes the replicas read for themselves; None: they can read none.
+
+    They need not be replaced for what it holds, then.
+    """
     num_replicas: int
     drain_s: float
     origins: tuple[str, ...] = ()
@@ -109,7 +114,8 @@ class Replicas:
         It says whose engines they use: see `used_by`.
         """
         used = _MARK.join(serve_name(each.name) for each in self.engines.values())
-        said = (self.engines, self.keys, self.drain_s, self.origins, self.log_path)
+        keys = self.key_file or self.keys
+        said = (self.engines, keys, self.drain_s, self.origins, self.log_path)
         digest = hashlib.blake2b(VERSION.encode() + pickle.dumps(said), digest_size=8)
         return f"{HttpReplica.__name__}{_MARK}{used}{_MARK}{digest.hexdigest()}"
 

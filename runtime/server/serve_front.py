@@ -8,12 +8,16 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayError
 
 from raydix.errors import ConfigError, EngineDead
 from raydix.runtime.actors.links.address import TcpAddress
+from raydix.runtime.server.key_file import KeyFile
+from raydix.runtime.server.keys import KeyJudge
 from raydix.runtime.server.listener import free_port, url_of
 from raydix.runtime.server.serve_app import Replicas, serve_name, used_by
 
@@ -57,6 +61,13 @@ async def replicas_listening(
     # Whoever leaves by an error has lost the engine: nothing can drain, and the cluster ends, too.
     if not is_followed():
         await asyncio.to_thread(_stop, application)
+
+
+def file_read_by_replicas(keys: KeyJudge | None) -> Path | None:
+    """The file of these keys, if replicas find it where they run, on the cluster's head."""
+    if not isinstance(keys, KeyFile) or not _is_on_head():
+        return None
+    return keys.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +170,12 @@ def _running() -> Mapping[str, Collection[str]]:
 def _has_proxy() -> bool:
     """Whether this cluster's Ray Serve runs, also if only what it served has ended."""
     return bool(serve.status().proxies)
+
+
+def _is_on_head() -> bool:
+    """Whether this process has the files of the cluster's head."""
+    here = ray.get_runtime_context().get_node_id()
+    return any(node["NodeID"] == here and _HEAD in node["Resources"] for node in ray.nodes())
 
 
 def _used_by_any(deployments: Collection[str]) -> frozenset[str]:

@@ -85,7 +85,13 @@ def test_a_server_does_not_start_without_keys(tmp_path: Path) -> None:
         KeyFile(tmp_path / "absent.yaml")
 
 
-def test_replicas_get_a_copy_that_looks_for_itself(tmp_path: Path) -> None:
+def test_replicas_get_a_copy_that_looks_for_itself_when_first_asked(tmp_path: Path) -> None:
     world = World(tmp_path / "keys.yaml")
-    copy: KeyFile = pickle.loads(pickle.dumps(KeyFile(world.path)))
+    pickled = pickle.dumps(KeyFile(world.path))
+    copy: KeyFile = pickle.loads(pickled)
     assert copy.judge(Access.TENANT, OLD) == Caller(Role.TENANT, "a")
+
+    world.replace(f"tenants: {{b: {NEW}}}")
+    later: KeyFile = pickle.loads(pickled)
+    assert later.judge(Access.TENANT, OLD) is Verdict.UNKNOWN_KEY
+    assert later.judge(Access.TENANT, NEW) == Caller(Role.TENANT, "b")

@@ -100,15 +100,28 @@ def test_replicas_that_do_the_same_have_one_name(key_file: Path) -> None:
     assert len({name(service="prod"), *others}) == 4
 
 
-def test_replicas_with_the_same_file_of_keys_have_one_name_whenever_it_was_read(
-    key_file: Path,
-) -> None:
-    def name() -> str:
-        engines = {"model": AsyncService(ServiceName("prod"))}
-        keys = KeyFile(key_file)
-        return Replicas(engines=engines, keys=keys, num_replicas=1, drain_s=5.0).deployment_name
+def test_replicas_that_read_a_file_of_keys_have_one_name_whatever_it_holds(key_file: Path) -> None:
+    def name(path: Path | None) -> str:
+        return Replicas(
+            engines={"model": AsyncService(ServiceName("prod"))},
+            keys=KeyFile(key_file),
+            key_file=path,
+            num_replicas=1,
+            drain_s=5.0,
+        ).deployment_name
 
-    assert name() == name()
+    def names() -> tuple[str, str, str]:
+        return name(key_file), name(key_file.with_suffix(".other")), name(None)
+
+    before = names()
+    assert len(set(before)) == 3
+    assert names() == before
+
+    key_file.write_text(f"tenants: {{alice: {ALICE}, carol: 0123456789abcdef-carol}}\n")
+    own, other, carried = names()
+    assert (own, other) == before[:2]
+    # Nobody else would tell these replicas of the key.
+    assert carried != before[2]
 
 
 def test_keys_are_required_and_must_be_the_owners_alone(key_file: Path) -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import socket
 from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import ActorDiedError
@@ -14,8 +16,11 @@ from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.api.service_name import ServiceName
 from raydix.runtime.server import serve_front
+from raydix.runtime.server.key_file import KeyFile
+from raydix.runtime.server.keys import load_keys
 from raydix.runtime.server.serve_app import Replicas, used_by
-from raydix.runtime.server.serve_front import Asked
+from raydix.runtime.server.serve_front import Asked, file_read_by_replicas
+from tests.runtime.server.served_engine import ALICE
 
 ADDRESS = TcpAddress("127.0.0.1", 8000)
 BOTH = "HttpReplica+prod-chat+prod-code+0a"
@@ -135,6 +140,24 @@ def test_what_a_deployment_is_called_says_whose_engines_it_uses() -> None:
         engines=dict(zip("ab", services, strict=True)), keys=None, num_replicas=1, drain_s=1.0
     )
     assert used_by(replicas.deployment_name) == {"a-b", "b-1"}
+
+
+@pytest.mark.parametrize("here", ["head", "other"])
+def test_replicas_read_a_file_of_keys_where_this_process_is_on_the_head(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.touch(0o600)
+    path.write_text(f"tenants: {{alice: {ALICE}}}")
+    head, other = {"node:__internal_head__": 1.0, "CPU": 8.0}, {"CPU": 8.0}
+    nodes = [{"NodeID": "other", "Resources": other}, {"NodeID": "head", "Resources": head}]
+    context = SimpleNamespace(get_node_id=lambda: here)
+    monkeypatch.setattr(serve_front.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(serve_front.ray, "nodes", lambda: nodes)
+
+    assert file_read_by_replicas(KeyFile(path)) == (path if here == "head" else None)
+    assert file_read_by_replicas(load_keys(path)) is None
+    assert file_read_by_replicas(None) is None
 
 
 @pytest.mark.parametrize("is_own", [False, True])
