@@ -14,7 +14,9 @@ tokens of a chunk, K taps, P pages, L layers of the KV group, Z numbers of a hea
 pages of a block table.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -24,6 +26,9 @@ from raydix.kernels.attention.rows import DecodeRows
 from raydix.kernels.reference.paged_attention import rows_of_columns
 from raydix.kernels.state.delta_form import CHUNK_TOKENS, NORM_EPS, DeltaForm
 from raydix.kernels.state.delta_inputs import DeltaInputs
+
+_SOLVING = threading.Lock()
+"""Torch loads its solvers for a device at their first use, and fails if two threads do at once."""
 
 
 def gated_delta(
@@ -87,9 +92,7 @@ def delta_chunk(
     weighted_VTD = k_VTD * beta_VT[..., None]
     among_VTT = (weighted_VTD @ k_VTD.transpose(1, 2) * decays_VTT).tril(-1)
     right_VTX = torch.cat((v_VTE * beta_VT[..., None], weighted_VTD * before_VT1), dim=-1)
-    solved_VTX = torch.linalg.solve_triangular(
-        among_VTT, right_VTX, upper=False, unitriangular=True
-    )
+    solved_VTX = _solve(among_VTT, right_VTX)
     values_VTE, keys_VTD = solved_VTX.split((v_VTE.shape[-1], k_VTD.shape[-1]), dim=-1)
     added_VTE = values_VTE - keys_VTD @ matrices_VDE
 
@@ -98,6 +101,11 @@ def delta_chunk(
     after_VT1 = (sums_VT[:, -1:] - sums_VT).exp()[..., None]
     kept_VDE = sums_VT[:, -1].exp()[:, None, None] * matrices_VDE
     return out_VTE, kept_VDE + (k_VTD * after_VT1).transpose(1, 2) @ added_VTE
+
+
+def _solve(among_VTT: Tensor, right_VTX: Tensor) -> Tensor:
+    with _SOLVING if among_VTT.is_cuda else nullcontext():
+        return torch.linalg.solve_triangular(among_VTT, right_VTX, upper=False, unitriangular=True)
 
 
 def _pieces(start: int, end: int, page_size: int) -> Iterator[tuple[int, int]]:
