@@ -7,12 +7,33 @@ import argparse
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tests.simulation.checks import sources_of, storage_share
 from tests.simulation.shared_l2 import draw_pulling_workload, draw_shared_workload
 from tests.simulation.sleeping import draw_sleeping_workload
 from tests.simulation.standing import draw_standing_workload
 from tests.simulation.workload import draw_workload, run_workload
+
+_DRAWS = {
+    "random": draw_workload,
+    "shared": draw_shared_workload,
+    "pulling": draw_pulling_workload,
+    "standing": draw_standing_workload,
+    "sleeping": draw_sleeping_workload,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a seed ended, and where its prompts' tokens came from. `error`: None if it held."""
+
+    seed: int
+    error: str | None
+    sources: Counter[str]
 
 
 def main() -> int:
@@ -21,31 +42,63 @@ def main() -> int:
     parser.add_argument("first", metavar="FIRST", type=int, help="the first seed")
     parser.add_argument("stop", metavar="STOP", type=int, help="the seed before which it stops")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--shared", action="store_true", help="several engines share an L2")
-    kinds.add_argument("--pulling", action="store_true", help="nodes pull from each other's L2")
-    kinds.add_argument("--standing", action="store_true", help="ranks often repeat plans")
-    kinds.add_argument("--sleeping", action="store_true", help="engines sleep and wake")
+    for kind, told in (
+        ("shared", "several engines share an L2"),
+        ("pulling", "nodes pull from each other's L2"),
+        ("standing", "ranks often repeat plans"),
+        ("sleeping", "engines sleep and wake"),
+    ):
+        kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=told)
+    parser.add_argument("--processes", metavar="N", type=int, default=1, help="default: 1")
+    parser.add_argument(
+        "--check-interval",
+        metavar="N",
+        type=int,
+        default=5,
+        help="the events from one proof of the cores' invariants to the next; default: 5",
+    )
     options = parser.parse_args()
-    first, stop = options.first, options.stop
-    draw = draw_shared_workload if options.shared else draw_workload
-    draw = draw_pulling_workload if options.pulling else draw
-    draw = draw_standing_workload if options.standing else draw
-    draw = draw_sleeping_workload if options.sleeping else draw
 
-    failed = []
+    failed, num_ran = [], 0
     sources: Counter[str] = Counter()
-    for seed in range(first, stop):
-        try:
-            world = run_workload(draw(seed)).world
-            for engine in (engine for node in world.nodes for engine in node.engines):
-                sources.update(sources_of(engine))
-        # Every failing seed is reported, then the exit status says so.
-        except Exception:  # noqa: BLE001
-            failed.append(seed)
-            print(f"seed {seed}:\n{traceback.format_exc()}", flush=True)
-    print(f"{stop - first} seeds, {len(failed)} failed: {failed}")
+    one = partial(run_seed, options.kind or "random", options.check_interval)
+    try:
+        for ran in _run_all(one, range(options.first, options.stop), options.processes):
+            num_ran += 1
+            sources.update(ran.sources)
+            # Every failing seed is reported, then the exit status says so.
+            if ran.error is not None:
+                failed.append(ran.seed)
+                print(f"seed {ran.seed}:\n{ran.error}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted:", end=" ")
+    print(f"{num_ran} seeds, {len(failed)} failed: {failed}")
     print(f"{storage_share(sources):.1%} of cached tokens came from L3; prompt tokens: {sources}")
     return 1 if failed else 0
+
+
+def run_seed(kind: str, check_interval: int, seed: int) -> Ran:
+    """Run one workload of a kind."""
+    sources: Counter[str] = Counter()
+    try:
+        world = run_workload(replace(_DRAWS[kind](seed), check_interval=check_interval)).world
+        for engine in (engine for node in world.nodes for engine in node.engines):
+            sources.update(sources_of(engine))
+    except Exception:  # noqa: BLE001
+        return Ran(seed, traceback.format_exc(), sources)
+    return Ran(seed, None, sources)
+
+
+def _run_all(one: "partial[Ran]", seeds: range, num_processes: int) -> Iterator[Ran]:
+    if num_processes == 1:
+        yield from map(one, seeds)
+        return
+    with ProcessPoolExecutor(num_processes) as pool:
+        try:
+            for each in as_completed([pool.submit(one, seed) for seed in seeds]):
+                yield each.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 if __name__ == "__main__":
