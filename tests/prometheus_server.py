@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.free_ports import free_port
+
 _START_S = 30.0
 _POLL_S = 0.2
 
@@ -26,14 +27,6 @@ def require_program(name: str, package: str) -> str:
     if path is None:
         pytest.skip(f"needs {name}: apt-get install {package}")
     return path
-
-
-def free_port() -> int:
-    """A port of this host that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class Prometheus:

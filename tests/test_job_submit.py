@@ -3,7 +3,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ import pytest
 from raydix.runtime.actors.engine_record import find_record
 from raydix.runtime.cli.demo_checkpoint import write_demo_checkpoint
 from tests.clean_venv import make_clean_venv
+from tests.free_ports import free_port
 from tests.ray_cluster import own_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,16 +35,6 @@ class Cluster:
     python: Path
     dashboard: str
     environment: dict[str, str]
-
-
-def free_port() -> int:
-    """A port outside Ray's range for workers, 10002 to 19999."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if not 10002 <= port <= 19999:
-            return port
 
 
 @pytest.fixture(scope="module")

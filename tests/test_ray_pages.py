@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.prometheus_server import free_port, require_program
+from tests.free_ports import free_port
+from tests.prometheus_server import require_program
 from tests.ray_cluster import own_name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part(together=True)]

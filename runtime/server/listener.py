@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import random
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -17,6 +18,11 @@ from raydix.runtime.server.ebb import Ebb
 from raydix.runtime.server.swell import Swell, resident_bytes
 
 _BACKLOG = 2048
+_FREE_PORTS = range(20_000, 30_000)
+"""Ports that nothing takes by itself between the look and the use: they are above those of Ray's
+workers, and below those of Ray Serve's replicas and of Linux's outgoing connections.
+"""
+_MOST_LOOKS = 100
 _LOOK_S = 5.0
 """The interval at which connections are counted, and memory is looked at."""
 _KEEP_ALIVE_S = 620
@@ -91,7 +97,22 @@ def url_of(address: TcpAddress) -> str:
 
 
 def free_port(address: TcpAddress) -> int:
-    """The address's port, or a free one for port 0. Raises ConfigError if it cannot be had."""
+    """The address's port, or for port 0 one that is likely to stay free until somebody binds it.
+
+    Raises ConfigError if it cannot be had.
+    """
+    ports = [address.port]
+    if not address.port:
+        # Not by the generator of the process, which others may have seeded alike.
+        ports = random.SystemRandom().sample(_FREE_PORTS, _MOST_LOOKS)
+    *others, last = ports
+    for port in others:
+        with contextlib.suppress(ConfigError):
+            return _port_of(TcpAddress(address.host, port))
+    return _port_of(TcpAddress(address.host, last))
+
+
+def _port_of(address: TcpAddress) -> int:
     with bind(address) as listener:
         return _bound_address(listener).port
 

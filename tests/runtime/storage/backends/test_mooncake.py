@@ -12,8 +12,8 @@ from raydix.runtime.config.l3 import MooncakeL3Section
 from raydix.runtime.messages.host import ObjectStatus
 from raydix.runtime.storage.backends import mooncake
 from raydix.runtime.storage.backends.mooncake import MooncakeBackend
+from tests.free_ports import free_port
 from tests.runtime.storage.backends.mooncake_service import MooncakeService, wait_until
-from tests.runtime.storage.backends.redis_server import find_free_port
 from tests.runtime.storage.stores import LAYOUT, NAMESPACE, Bench, content
 
 OK, MISSING, IO_ERROR = ObjectStatus.OK, ObjectStatus.MISSING, ObjectStatus.IO_ERROR
@@ -171,7 +171,7 @@ def test_absent_master_fails_operations_at_once_and_is_found_later(
     client = FakeClient()
     monkeypatch.setattr(mooncake, "_store_class", lambda: lambda: client)
     now_s = [100.0]
-    port = find_free_port()
+    port = free_port()
     backend = MooncakeBackend(
         MooncakeL3Section(backend="mooncake", master=f"127.0.0.1:{port}"), clock=lambda: now_s[0]
     )
