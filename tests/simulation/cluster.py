@@ -245,6 +245,12 @@ class Cluster:
             self._hung_pids.add(self.ranks[rank].pid)
             self.scheduler.hear_no_more_of(rank)
 
+    def end_hung_ranks(self) -> None:
+        """SIGKILL to the ranks that hang, which a Scheduler without work has no way to notice."""
+        for number, rank in tuple(self.ranks.items()):
+            if rank.pid in self._hung_pids:
+                self.kill_rank(number)
+
     def _end_group(self, group: range) -> None:
         for rank in group:
             if self.ranks[rank].is_alive:

@@ -76,6 +76,9 @@ class QuietEnd:
         """Ask, as far as this cluster has the tiers for it."""
         cluster = self._cluster
         cluster.faults.quieten()
+        # A Scheduler finds out that a rank hangs when a step waits for it, and until then copies
+        # wait for that step: what L1 has computed meanwhile is lost with the ranks.
+        cluster.end_hung_ranks()
         cluster.on_ending = lambda answer: None
         self._wait(_HEALED_S)
         self.num_unwritten = len(l2_names(cluster.node) - l3_names(cluster.node))

@@ -12,11 +12,15 @@ from raydix.runtime.cache.host.unwritten import UnwrittenPages
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.routing.predictors import TimePredictor
 from raydix.runtime.scheduler.life import room
+from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.layouts import FULL_AND_WINDOW
+from tests.simulation.node import Node
+from tests.simulation.quiet_end import QuietEnd
 from tests.simulation.reuse_laws import Law, Name, Probe, check_reuse, has_made_way
 from tests.simulation.test_mutants import FROM_STORAGE, Case, find
-from tests.simulation.workload import Workload
+from tests.simulation.workload import BASE_SETTINGS, Workload
+from tests.simulation.world import World
 
 QUIET_END = Workload(
     seed=0,
@@ -88,6 +92,17 @@ def test_pages_made_way_only_where_l2_had_them_and_all_of_their_group_came_later
     assert not has_made_way(needed, {name_of(1, "a")}, former, came_back)
     assert not has_made_way(needed, needed, former, is_older)
     assert not has_made_way(needed, needed, former, is_there)
+
+
+def test_rank_that_hung_before_the_quiet_end_takes_nothing_with_it_that_the_laws_ask_for() -> None:
+    settings = replace(BASE_SETTINGS, lanes_per_group=2)
+    cluster = Cluster(Node(World(3, Faults()), settings, l2_pages=256, storage=None))
+    cluster.hang_rank(1)
+
+    probes = QuietEnd(cluster, 7).run()
+
+    assert Law.FORKED in {probe.law for probe in probes}
+    check_reuse(probes, settings.load)
 
 
 def storage_is_never_probed(monkeypatch: pytest.MonkeyPatch) -> None:
