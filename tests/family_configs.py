@@ -137,8 +137,8 @@ def _beside_tower(
 def phi3(**fields: Any) -> PreTrainedConfig:
     """A Phi-3 that rotates half of each head, by the long factors from the second token on.
 
-    The first is not turned at all, so that transformers, which changes factors, agrees. So it does
-    if `fields` have an original context that no request outgrows.
+    The first is not turned at all, so that transformers, which changes factors, agrees (5.23 does,
+    5.17 not). So it does if `fields` have an original context that no request outgrows.
     """
     original = fields.pop("original_max_position_embeddings", 1)
     num_pairs = fields["hidden_size"] // fields["num_attention_heads"] // 4

@@ -128,9 +128,9 @@ async def _stop(name: str, cache: bool) -> str:
 
 async def _phase_of(name: str, record: "EngineRecord") -> str | None:
     """Whether an engine that answers is awake; None: its Scheduler is being restarted."""
-    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+    from raydix.runtime.actors.bootstrap.control_client import ask_supervisor
 
-    phase: str | None = await call_supervisor(name, record, "phase")
+    phase: str | None = await ask_supervisor(name, record, "phase")
     return phase
 
 
@@ -162,7 +162,7 @@ async def _ends(record: "L2Record") -> bool:
 async def _look(
     services: Collection[str] = (),
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+    from raydix.runtime.actors.bootstrap.control_client import ask_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
     from raydix.runtime.actors.l2_record import l2s_of
     from raydix.runtime.actors.links.link import LinkRefused
@@ -174,7 +174,7 @@ async def _look(
             continue
         record = find_record(name)
         try:
-            facts = None if record is None else await call_supervisor(name, record, "client_facts")
+            facts = None if record is None else await ask_supervisor(name, record, "client_facts")
             phase = None if record is None else await _phase_of(name, record)
         except BadRequest:
             # So does a service that has come since.

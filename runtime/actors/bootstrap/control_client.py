@@ -33,7 +33,7 @@ from raydix.runtime.messages.hello import Hello, Role
 
 DIAL_S = 10.0
 """A Scheduler may be being restarted."""
-_FIND_S = 10.0
+_ANSWER_S = 10.0
 _CONNECT_S = 0.5
 """A Supervisor listens from before it can be found until it ends."""
 _ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
@@ -72,13 +72,21 @@ def client_hello(seeks: Role) -> Hello:
 
 async def ask_facts(name: str, record: EngineRecord) -> ClientFacts:
     """What a client must know of an engine that serves. Raises EngineDead."""
+    return ClientFacts.from_values(await ask_supervisor(name, record, "client_facts"))
+
+
+async def ask_supervisor(name: str, record: EngineRecord, question: str) -> Any:
+    """Make a call that is answered by what is known there. Raises as `call_supervisor` does.
+
+    Raises EngineDead, too, if there is no answer soon: a process may be stopped, and keep its link.
+    """
     try:
-        async with asyncio.timeout(_FIND_S):
-            return ClientFacts.from_values(await call_supervisor(name, record, "client_facts"))
+        async with asyncio.timeout(_ANSWER_S):
+            return await call_supervisor(name, record, question)
     except TimeoutError:
         raise EngineDead(
-            f"engine {name} does not answer for {_FIND_S:g} s. Try again, and if that does not "
-            "help, see what its log says, or start it again."
+            f"{name} does not answer for {_ANSWER_S:g} s. Try again, and if that does not help, "
+            "see what its log says, or start it again."
         ) from None
 
 
@@ -119,7 +127,7 @@ async def call_l2(record: L2Record, method: str) -> Any:
     """Make a control call of an L2: `describe`, or `end`. Raises EngineDead if it is gone."""
     address = record.control_address
     where = EngineRecord(control_address=address, client_address=address, secret=record.secret)
-    return await call_supervisor(record.name, where, method)
+    return await ask_supervisor(record.name, where, method)
 
 
 def _gone(name: str, error: Exception) -> EngineDead:

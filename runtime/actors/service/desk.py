@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from raydix.errors import BadRequest, ConfigError, EngineStopped
-from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.control_client import ask_supervisor
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
 from raydix.runtime.actors.links.address import UnixAddress
 from raydix.runtime.actors.private_folder import PrivateFolder
@@ -31,7 +31,7 @@ async def find_former(name: str) -> FormerService | None:
     if record is None:
         return None
     try:
-        described = await call_supervisor(name, record, "describe_service")
+        described = await ask_supervisor(name, record, "describe_service")
     except BadRequest as error:
         raise ConfigError(
             f"The name {name} is taken: an engine has it that is no service. Choose another one "

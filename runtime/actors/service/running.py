@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 from raydix.errors import BadRequest, EngineDead
-from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.control_client import ask_supervisor
 from raydix.runtime.actors.engine_record import find_record, running_names
 
 
@@ -16,5 +16,5 @@ async def running_services() -> dict[str, dict[str, Any]]:
         # An engine knows no such call.
         with contextlib.suppress(EngineDead, BadRequest):
             if record is not None:
-                services[name] = await call_supervisor(name, record, "look_at_service")
+                services[name] = await ask_supervisor(name, record, "look_at_service")
     return services

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
+from raydix.runtime.actors.bootstrap import control_client
 from raydix.runtime.actors.bootstrap.control_client import call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, OwnEngine, typed_error
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
@@ -135,6 +136,15 @@ async def test_who_does_not_know_the_secret_calls_nothing(engine: Engine) -> Non
     with pytest.raises(EngineDead):
         await call_supervisor("mine", stranger, "shutdown")
     assert not engine.is_over.is_set()
+
+
+async def test_a_question_that_a_stopped_process_leaves_open_is_given_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "_ANSWER_S", 0.05)
+    with pytest.raises(EngineDead, match=r"mine does not answer for 0\.05 s"):
+        await control_client.ask_supervisor("mine", engine.record, "wait_ended")
+    assert await engine.handle.call("echo") == []
 
 
 async def test_who_waits_for_the_end_hears_why_the_engine_gave_up(engine: Engine) -> None:
