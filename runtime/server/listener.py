@@ -19,8 +19,9 @@ from raydix.runtime.server.swell import Swell, resident_bytes
 
 _BACKLOG = 2048
 _FREE_PORTS = range(20_000, 30_000)
-"""Ports that nothing takes by itself between the look and the use: they are above those of Ray's
-workers, and below those of Ray Serve's replicas and of Linux's outgoing connections.
+"""Ports that nothing takes by itself between the look and the use, where nobody has changed these
+ranges: they are above those of Ray's workers, and below those of Ray Serve's replicas and of
+Linux's outgoing connections.
 """
 _MOST_LOOKS = 100
 _LOOK_S = 5.0

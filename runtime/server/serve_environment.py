@@ -34,6 +34,9 @@ def serve_environment(folder: str) -> Mapping[str, str]:
         "SERVER_STATE_FILE": "server-state",
         "METRICS_SOCKET_PATH": "metrics.sock",
     }
+    free: set[int] = set()
+    while len(free) < len(ports):
+        free.add(free_port(_ANY_PORT))
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         # The replica's server and the application have one loop: no hop between threads per token.
@@ -42,7 +45,7 @@ def serve_environment(folder: str) -> Mapping[str, str]:
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_PROXY_CHECK_S),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
         **{f"RAY_SERVE_HAPROXY_{name}": f"{folder}/{file}" for name, file in files.items()},
-        **{f"RAY_SERVE_{name}": str(free_port(_ANY_PORT)) for name in ports},
+        **{f"RAY_SERVE_{name}": str(port) for name, port in zip(ports, free, strict=True)},
     }
 
 

@@ -124,7 +124,10 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
 
 
 async def call_l2(record: L2Record, method: str) -> Any:
-    """Make a control call of an L2: `describe`, or `end`. Raises EngineDead if it is gone."""
+    """Make a control call of an L2: `describe`, or `end`, which refuses where it is used.
+
+    It knows both answers at once. Raises EngineDead if it is gone, or does not answer.
+    """
     address = record.control_address
     where = EngineRecord(control_address=address, client_address=address, secret=record.secret)
     return await ask_supervisor(record.name, where, method)
