@@ -21,6 +21,7 @@ from raydix.runtime.server.wire.completions import (
     Completion,
     CompletionChoice,
     CompletionRequest,
+    check_echo,
     completion_choice,
     max_tokens_of,
     num_prompt_logprobs_of,
@@ -175,8 +176,10 @@ def completion_routes(models: ServedModels) -> APIRouter:
         served = models.of(body.model)
         check_stream_options(body, body.stream_options)
         caller = caller_of(request)
+        client = await served.engine.connected()
+        check_echo(body, has_tokenizer=client.texts.tokenizer is not None)
         generation = Generation(
-            client=await served.engine.connected(),
+            client=client,
             request_id=new_request_id(),
             prompts=tuple(prompts_of(body)),
             prompt_field="prompt",

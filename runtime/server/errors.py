@@ -107,13 +107,20 @@ def failure_of(error: RaydixError) -> HttpFailure:
 
 
 @contextlib.contextmanager
-def refused_as(param: str) -> Iterator[None]:
-    """Name the field of the body that what is refused within has come from."""
+def refused_as(param: str, index: int | None = None) -> Iterator[None]:
+    """Name the field of the body that what is refused within has come from.
+
+    index: its place in a list of them, which the message names, too: not every client shows fields.
+    """
     try:
         yield
     except BadRequest as error:
         told = failure_of(error)
-        details = told.details.model_copy(update={"param": param})
+        changed = {"param": param}
+        if index is not None:
+            place = f"{param}.{index}"
+            changed = {"param": place, "message": f"{place}: {told.details.message}"}
+        details = told.details.model_copy(update=changed)
         raise RequestRefused(replace(told, details=details)) from error
 
 

@@ -127,8 +127,7 @@ async def _all_tokenized(client: EngineClient, generation: Generation) -> list[T
 
 
 async def _tokenized(client: EngineClient, generation: Generation, index: int) -> TokenizedPrompt:
-    name = generation.prompt_field
-    with refused_as(name if len(generation.prompts) == 1 else f"{name}.{index}"):
+    with refused_as(generation.prompt_field, index if len(generation.prompts) > 1 else None):
         return await client.tokenized(generation.prompts[index], generation.tenant)
 
 

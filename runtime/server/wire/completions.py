@@ -143,6 +143,16 @@ def num_prompt_logprobs_of(request: CompletionRequest) -> int | None:
     return by_echo if own is None else own
 
 
+def check_echo(request: CompletionRequest, *, has_tokenizer: bool) -> None:
+    """Raise BadParameter for an echo whose text nobody here knows."""
+    if request.echo and not has_tokenizer:
+        raise BadParameter(
+            "echo",
+            "needs a tokenizer, and the checkpoint has none that this process can read. Leave echo "
+            "out, or put the tokenizer's files into the checkpoint folder on this host.",
+        )
+
+
 def max_tokens_of(request: CompletionRequest) -> int:
     """The number of tokens to generate: 1 of an echo alone, too, which is not shown."""
     return 1 if request.echo and request.max_tokens == 0 else request.max_tokens

@@ -88,7 +88,6 @@ async def serving(
     }
     config = load_config(base, sections)
     tokenizer = load_tokenizer(folder)
-    assert tokenizer is not None, "the checkpoint has one"
 
     async with in_process_engine(config) as engine:
         llm = InProcessLLM(engine, await engine.connect(tokenizer))

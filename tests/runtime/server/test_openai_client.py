@@ -280,6 +280,8 @@ async def test_a_refusal_names_the_field_that_is_wrong(
         answer = await http.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
+    # Of a list of prompts the message says which one.
+    assert error["message"].startswith("prompt.1: ") == (param == "prompt.1")
     is_too_long = "model's context" in error["message"]
     assert error["code"] == ("context_length_exceeded" if is_too_long else None)
 

@@ -1,12 +1,13 @@
 """Logprobs of prompts over HTTP are the engine's own, and a prompt can be echoed with them."""
 
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from raydix.runtime.api.outputs import Logprob
-from tests.runtime.server.served_engine import MODEL, Server
+from tests.runtime.server.served_engine import MODEL, Server, serving
 
 PROMPT = "A prompt of more than two pages, of which the caches hold everything by now."
 TURNS: list[Any] = [{"role": "user", "content": PROMPT}]
@@ -140,3 +141,20 @@ async def test_a_streamed_chat_tells_no_logprobs_of_its_prompt(server: Server) -
         await server.client().chat.completions.create(
             model=MODEL, messages=TURNS, stream=True, extra_body={"prompt_logprobs": 1}
         )
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [1, 2]])
+async def test_an_echo_without_a_tokenizer_is_refused_by_name(
+    checkpoint: Path, tmp_path: Path, prompt: Any
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(checkpoint / name)
+
+    async with serving(tmp_path) as server:
+        create = server.client().completions.create
+        with pytest.raises(openai.BadRequestError, match="echo needs a tokenizer") as refused:
+            await create(**GREEDY, prompt=prompt, max_tokens=1, echo=True)
+        answer = await create(**GREEDY, prompt=[1, 2], max_tokens=1)
+
+    assert refused.value.param == "echo"
+    assert answer.usage.prompt_tokens == 2
