@@ -56,7 +56,10 @@ def _find_config(
 
 def _with_method(config: object) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
-        return {_METHOD: config}
+        raise CheckpointError(
+            f"quantization_config of config.json is {config!r}; expected an object, of which "
+            f"{_METHOD} names the format. Fetch config.json again."
+        )
     if _METHOD not in config and ("quant_algo" in config or "quantization" in config):
         # Some files of Model Optimizer leave it out.
         return {**config, _METHOD: "modelopt"}

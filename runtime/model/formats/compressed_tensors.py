@@ -14,6 +14,7 @@ from raydix.runtime.model.formats.four_bit import (
 )
 from raydix.runtime.model.formats.layout import UNUSED_SCALES, Layout
 from raydix.runtime.model.formats.module_names import (
+    is_count,
     is_name,
     matches_target,
     precedence,
@@ -153,7 +154,7 @@ def _read_group_size(where: str, weights: Mapping[str, Any]) -> int | None:
     match weights.get("strategy"), weights.get("group_size"):
         case "channel", _:
             return None
-        case (("group" | "tensor_group"), int(size)) if size > 0:
+        case (("group" | "tensor_group"), size) if is_count(size):
             return size
         case strategy, size:
             raise CheckpointError(
@@ -178,7 +179,7 @@ def _read_block(where: str, weights: Mapping[str, Any]) -> Block:
             return PER_OUTPUT
         case "group", _:
             return 1, _read_group_size(where, weights)
-        case "block", [int(rows), int(columns)] if rows > 0 and columns > 0:
+        case "block", [rows, columns] if is_count(rows) and is_count(columns):
             return rows, columns
         case strategy, block:
             raise CheckpointError(

@@ -7,7 +7,7 @@ from typing import Any
 from raydix.errors import CheckpointError
 from raydix.runtime.model.formats.definition import WeightFormat
 from raydix.runtime.model.formats.layout import UNUSED_SCALES
-from raydix.runtime.model.formats.module_names import is_part_of_name, read_names
+from raydix.runtime.model.formats.module_names import is_count, is_part_of_name, read_names
 from raydix.runtime.model.formats.scaled import PER_TENSOR, Block, ScaledLayout
 
 _BLOCK_SIZE = "weight_block_size"
@@ -64,7 +64,7 @@ def _read_block(size: object) -> Block:
     match size:
         case None:
             return PER_TENSOR
-        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+        case [rows, columns] if is_count(rows) and is_count(columns):
             return rows, columns
         case _:
             raise CheckpointError(

@@ -1,8 +1,8 @@
-"""How the configs of quantised checkpoints name modules."""
+"""How the configs of quantised checkpoints name modules, and tell sizes of them."""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from raydix.errors import CheckpointError
 
@@ -63,6 +63,11 @@ def require_targets(targets: Sequence[str], key: str) -> None:
             ) from error
 
 
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value of a config is a whole number from 1; true, which equals 1, is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def read_group_size(config: Mapping[str, Any], key: str) -> int | None:
     """The inputs that share a scale; None for all, which configs write as -1.
 
@@ -71,7 +76,7 @@ def read_group_size(config: Mapping[str, Any], key: str) -> int | None:
     size = config.get(key)
     if size == -1:
         return None
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not is_count(size):
         raise CheckpointError(
             f"quantization_config.{key} is {size!r}; expected a whole number from 1, or -1 for all "
             "inputs. Fetch config.json again."

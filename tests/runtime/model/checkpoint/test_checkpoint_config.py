@@ -244,7 +244,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "too many layers": ({"num_hidden_layers": 10**12}, r"expected at most 10,000"),
     "e5m2": ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "is e4m3, called"),
     "no vocabulary": ({"vocab_size": 0}, "vocab_size is 0; expected"),
-    "quantised by a word": ({"quantization_config": "int4"}, "int4"),
+    "quantised by a word": ({"quantization_config": "fp8"}, "is 'fp8'; expected an object"),
     "EOS beyond the vocabulary": (
         {"eos_token_id": [7, 100]},
         r"eos_token_id is \[7, 100\]; expected ids from 0 to 99",

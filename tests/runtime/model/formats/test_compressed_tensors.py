@@ -19,6 +19,7 @@ from tests.quantised_matrices import in_groups, pack
 
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+BLOCKS_OF_TRUE = {**FLOAT8, "strategy": "block", "block_structure": [True, 16]}
 ATTENTION = "model.layers.3.self_attn.q_proj"
 EXPERT = "model.layers.3.mlp.experts.7.up_proj"
 
@@ -78,6 +79,14 @@ def test_exact_names_go_before_patterns_and_those_before_the_class(
         (
             {"config_groups": {"a": group({**INT4, "group_size": None}, "Linear")}},
             "a.weights has strategy 'group' and group_size None",
+        ),
+        (
+            {"config_groups": {"a": group({**INT4, "group_size": True}, "Linear")}},
+            "a.weights has strategy 'group' and group_size True",
+        ),
+        (
+            {"config_groups": {"a": group(BLOCKS_OF_TRUE, "Linear", format="float-quantized")}},
+            r"a.weights has strategy 'block' and block_structure \[True, 16\]",
         ),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": None}}}, "a is {.*expected an"),
     ],
