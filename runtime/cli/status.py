@@ -165,7 +165,7 @@ async def _look(
     from raydix.runtime.actors.bootstrap.control_client import ask_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
     from raydix.runtime.actors.l2_record import l2s_of
-    from raydix.runtime.actors.links.link import LinkRefused
+    from raydix.runtime.actors.links.link import LinkRefused, LinkSilent
 
     engines = []
     for name in running_names():
@@ -180,8 +180,9 @@ async def _look(
             # So does a service that has come since.
             continue
         except EngineDead as error:
-            is_refused = isinstance(error.__cause__, LinkRefused)
-            facts, phase, problem = None, None, str(error) if is_refused else None
+            # One that starts or ends has nobody who listens.
+            is_there = isinstance(error.__cause__, LinkRefused | LinkSilent)
+            facts, phase, problem = None, None, str(error) if is_there else None
         else:
             problem = None
         model = None if facts is None else facts["model_path"]

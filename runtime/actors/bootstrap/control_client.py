@@ -18,7 +18,7 @@ from raydix.errors import (
 )
 from raydix.runtime.actors.engine_record import EngineRecord
 from raydix.runtime.actors.l2_record import L2Record
-from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import Link, LinkClosed, LinkRefused, LinkSilent
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.supervision.engine_facts import ClientFacts
 from raydix.runtime.messages.control import (
@@ -138,6 +138,12 @@ def _gone(name: str, error: Exception) -> EngineDead:
         return EngineDead(
             f"the Supervisor of engine {name} refuses this client: {error}. Both need the same "
             "secret, the same version of Raydix, and TLS or none."
+        )
+    if isinstance(error, LinkSilent):
+        return EngineDead(
+            f"the Supervisor of engine {name} does not answer: {error}. Its process may be stopped "
+            "or busy, or it expects TLS. Try again, and if that does not help, end it and start "
+            "the engine again."
         )
     return EngineDead(
         f"the Supervisor of engine {name} is gone: {error}. Start the engine again; if it runs on "

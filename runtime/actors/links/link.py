@@ -25,6 +25,10 @@ class LinkRefused(LinkClosed):
     """The handshake failed: another secret, another build, no TLS there, or the end is closing."""
 
 
+class LinkSilent(LinkClosed):
+    """Whoever listens has not answered the handshake in time: stopped, busy, or waiting for TLS."""
+
+
 def max_buffered_bytes(peer: Role) -> int:
     """What may wait for a peer that does not read before it counts as gone.
 

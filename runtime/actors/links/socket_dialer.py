@@ -6,7 +6,7 @@ from typing import Any
 
 from raydix.runtime.actors.links.address import Address, UnixAddress, parse_address
 from raydix.runtime.actors.links.handshake import DialerHandshake, new_nonce
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused, LinkSilent
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.messages.hello import Hello
 
@@ -33,8 +33,8 @@ async def connect(
 ) -> SocketLink:
     """Connect, trying again while nobody listens there. `tls`: for TCP alone.
 
-    Raises LinkRefused if either end does not believe the other, LinkClosed if nobody listened for
-    `timeout_s`.
+    Raises LinkRefused if either end does not believe the other, LinkSilent if nobody answers who
+    listens there, LinkClosed if nobody listened for `timeout_s`.
     """
     # The last attempt has no delay after it.
     for delay_s in [*retry_delays_s(timeout_s), None]:
@@ -71,6 +71,8 @@ async def _connect_once(
         raise
 
     if not opened.done():
+        if link.is_silent:
+            raise LinkSilent(f"{address} has not answered a greeting for {HANDSHAKE_S:g} s")
         raise LinkRefused(f"{address} hung up on us: {link.end_reason}")
     return opened.result()
 

@@ -55,6 +55,7 @@ class SocketLink(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._max_buffered_bytes = 0
         self._is_closed = False
+        self._is_silent = False
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,6 +82,11 @@ class SocketLink(asyncio.Protocol):
     def end_reason(self) -> str | None:
         """Why the connection ended; None while it goes on."""
         return self._inbox.end_reason
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the link ended as the peer did not answer the handshake in time."""
+        return self._is_silent
 
     def send(self, message: Message) -> None:
         """Queue a message. A peer that reads too slowly loses the link."""
@@ -123,7 +129,7 @@ class SocketLink(asyncio.Protocol):
         self._inbox.drop("the link was closed")
         if self._transport is not None:
             self._transport.close()
-            self._set_deadline(_CLOSE_FLUSH_S)
+            self._set_deadline(_CLOSE_FLUSH_S, self._transport.abort)
 
     def cut(self) -> None:
         """End the link at once, without its event loop."""
@@ -150,7 +156,7 @@ class SocketLink(asyncio.Protocol):
         # Not checked by type: uvloop's transports, which Ray uses where it finds uvloop, derive
         # from nothing.
         self._transport = cast(asyncio.Transport, transport)
-        self._set_deadline(HANDSHAKE_S)
+        self._set_deadline(HANDSHAKE_S, self._give_up)
         if self._is_closed:
             self._transport.abort()
             return
@@ -226,10 +232,13 @@ class SocketLink(asyncio.Protocol):
         ):
             self._transport.resume_reading()
 
-    def _set_deadline(self, seconds: float) -> None:
+    def _give_up(self) -> None:
+        self._is_silent = True
+        self.abort("the peer did not answer the handshake in time")
+
+    def _set_deadline(self, seconds: float, at_end: Callable[[], None]) -> None:
         self._clear_deadline()
-        assert self._transport is not None
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, at_end)
 
     def _clear_deadline(self) -> None:
         if self._deadline is not None:

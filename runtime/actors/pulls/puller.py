@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from raydix.runtime.actors.links.address import TcpAddress
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused, LinkSilent
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.actors.pulls.arriving import ArrivingPages
@@ -49,7 +49,7 @@ class Puller:
             try:
                 await self._pull()
                 delay_s, last_refusal = _FIRST_RETRY_S, None
-            except LinkRefused as refusal:
+            except (LinkRefused, LinkSilent) as refusal:
                 if str(refusal) != last_refusal:
                     logger.warning("%s lets nobody pull: %s", self._record.name, refusal)
                 last_refusal = str(refusal)

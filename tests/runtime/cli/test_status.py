@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from raydix.runtime.actors import engine_record, l2_record
 from raydix.runtime.actors.bootstrap import control_client
 from raydix.runtime.actors.engine_record import EngineName, EngineRecord
 from raydix.runtime.actors.l2_record import L2Name, L2Record, find_l2
+from raydix.runtime.actors.links import socket_link
 from raydix.runtime.actors.links.frames import frame
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
 from raydix.runtime.actors.links.socket_listener import listen
@@ -228,6 +230,25 @@ async def test_an_engine_that_speaks_otherwise_is_told_apart_from_one_that_start
     assert "old does not answer this raydix" in told
     assert "starting starts or ends" in told
     assert "old: the Supervisor of engine old refuses this client" in told
+
+
+async def test_an_engine_whose_process_is_stopped_is_said_to_be_silent_and_not_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (engine_record, l2_record):
+        monkeypatch.setattr(module, "user_folder", lambda: tmp_path)
+    monkeypatch.setattr(socket_link, "HANDSHAKE_S", 0.01)
+    address = f"unix:{tmp_path}/stopped.sock"
+    name = EngineName("stopped")
+    name.publish(EngineRecord(control_address=address, client_address="unix:/none", secret=b"s"))
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(address.removeprefix("unix:"))
+        stopped.listen()
+        [engine], _ = await status._look()
+    name.release()
+
+    assert "the Supervisor of engine stopped does not answer" in engine["problem"]
+    assert "refuses" not in engine["problem"]
 
 
 async def test_l2_that_has_ended_meanwhile_is_not_listed(
