@@ -9,10 +9,9 @@ from pydantic import BaseModel, ValidationError
 from raydix.runtime.config.nearest import nearest
 from raydix.runtime.config.storage_plugins import installed_plugins, loadable_plugins
 from raydix.runtime.config.store_section import StoreSection
-from raydix.runtime.config.values import without_passwords
+from raydix.runtime.config.values import shortened
 
 Model = type[BaseModel]
-_MAX_VALUE_CHARS = 200
 
 
 def describe(error: ValidationError, root: Model) -> str:
@@ -54,15 +53,9 @@ def _describe_one(item: dict[str, Any], root: Model) -> str:
             return f"{key}.backend is missing; expected {expected}."
         case "model_type" | "model_attributes_type":
             advice = f" Set {key}.path to it." if key == "model" and isinstance(value, str) else ""
-            return f"{key} is {_shortened(value)}; expected a section of keys.{advice}"
+            return f"{key} is {shortened(value)}; expected a section of keys.{advice}"
 
-    return f"{key} is {_shortened(value)}; {message.replace('Input should be', 'expected')}."
-
-
-def _shortened(value: object) -> str:
-    """A value as text of one line, whose end is left out if it is long."""
-    text = without_passwords(repr(value))
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]} ..."
+    return f"{key} is {shortened(value)}; {message.replace('Input should be', 'expected')}."
 
 
 def _backends_that_know(loc: tuple[int | str, ...], root: Model) -> list[str]:

@@ -55,6 +55,12 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(r"\1...@", text)
 
 
+def shortened(value: object, max_chars: int = 200) -> str:
+    """A value as text of one line without passwords, whose end is left out if it is long."""
+    text = without_passwords(repr(value))
+    return text if len(text) <= max_chars else f"{text[:max_chars]} ..."
+
+
 def _hidden(value: Any, info: SerializationInfo) -> Any:
     """What is written of a value that may be secret: whatever it holds that tells none."""
     if (info.context or {}).get("with_secrets"):

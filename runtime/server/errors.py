@@ -29,6 +29,7 @@ from raydix.errors import (
     UnknownRequest,
 )
 from raydix.runtime.config.nearest import nearest
+from raydix.runtime.config.values import shortened
 from raydix.runtime.server.connection import ClientGone
 from raydix.runtime.server.error_shapes import shaped
 from raydix.runtime.server.wire.errors import ErrorDetails
@@ -36,6 +37,7 @@ from raydix.runtime.server.wire.errors import ErrorDetails
 _RETRY_DEAD_S = 5.0
 """The time to wait before asking a dead engine again: about what its parts take to come back."""
 _MAX_NAMED = 5
+_MAX_VALUE_CHARS = 40
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool"})
 logger = logging.getLogger(__name__)
 
@@ -179,7 +181,8 @@ def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         others = [each for each in own if not each["type"].endswith("_type")]
         is_within = any(other.startswith(f"{path}.") for other in by_path)
         if others or not is_within:
-            problems[path] = _either([_message(each) for each in others or own])
+            told = others or own
+            problems[path] = _either([_message(each) for each in told]) + _given(told[0])
     return problems
 
 
@@ -199,6 +202,24 @@ def _either(messages: Sequence[str]) -> str:
     """`Input should be a valid string or a valid list`."""
     first, *more = dict.fromkeys(messages)
     return " or ".join([first, *(each.removeprefix("Input should be ") for each in more)])
+
+
+def _given(error: Mapping[str, Any]) -> str:
+    """` (it is '5')`: the value that is wrong, where the message does not tell it.
+
+    Of an object its type is told, and of a list that it is one: they may hold anything.
+    """
+    if "input" not in error or not error["msg"].startswith("Input should be"):
+        return ""
+    match error["input"]:
+        case {"type": str(kind)} if error["type"].startswith("unknown_"):
+            return f" (it is of type {shortened(kind, _MAX_VALUE_CHARS)})"
+        case dict():
+            return " (it is an object)"
+        case list():
+            return " (it is a list)"
+        case value:
+            return f" (it is {shortened(value, _MAX_VALUE_CHARS)})"
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -84,7 +84,7 @@ def _validated(model: type[BaseModel], body: bytes) -> BaseModel:
     try:
         return model.model_validate(from_json(body))
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
+        errors = error.errors(include_url=False)
         raise RequestRefused(failure_of_validation(errors, model.model_fields)) from error
     except ValueError as error:
         text = f"The body is no JSON: {error}."

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from raydix.errors import ConfigError
-from raydix.runtime.config.values import Section
+from raydix.runtime.config.values import Section, shortened
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Spread = Annotated[float, Field(ge=0.0, le=2.0)]
@@ -103,8 +103,10 @@ def read_profile(path: Path) -> Profile:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
+        # Of what is missing there is no value but that of what it is missing in.
+        given = "" if first["type"] == "missing" else f" (it is {shortened(first['input'], 80)})"
         raise ConfigError(
-            f"{path} is no profile: {place}: {first['msg']}. `raydix profile` writes one."
+            f"{path} is no profile: {place}: {first['msg']}{given}. `raydix profile` writes one."
         ) from None
 
 

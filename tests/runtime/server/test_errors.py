@@ -128,21 +128,39 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
         (
             CompletionRequest,
             {"prompt": "a", "stop": 5},
-            "stop: Input should be a valid string or a valid list",
+            "stop: Input should be a valid string or a valid list (it is 5)",
         ),
         (
             CompletionRequest,
             {"prompt": "a", "stop": ["a", 5]},
-            "stop.1: Input should be a valid string",
+            "stop.1: Input should be a valid string (it is 5)",
         ),
-        (CompletionRequest, {"prompt": [1, "a"]}, "prompt.1: Input should be a valid integer"),
-        (CompletionRequest, {"prompt": ["a", 1]}, "prompt.1: Input should be a valid string"),
+        (
+            CompletionRequest,
+            {"prompt": [1, "a"]},
+            "prompt.1: Input should be a valid integer (it is 'a')",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": ["a", 1]},
+            "prompt.1: Input should be a valid string (it is 1)",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "n": "redis://me:secret@host/" + "x" * 100},
+            f"n: Input should be a valid integer (it is 'redis://...@host/{'x' * 22} ...)",
+        ),
+        (
+            CompletionRequest,
+            {"prompt": "a", "n": 0},
+            "n: Input should be greater than or equal to 1 (it is 0)",
+        ),
         (
             ChatRequest,
             {"messages": [{"role": "user", "content": 5}]},
-            "messages.0.content: Input should be a valid string or a valid list",
+            "messages.0.content: Input should be a valid string or a valid list (it is 5)",
         ),
-        (CompletionRequest, [], "body: Input should be an object"),
+        (CompletionRequest, [], "body: Input should be an object (it is a list)"),
         (
             ChatRequest,
             {"messages": [TURN], "response_format": {"type": "json_schema"}},
@@ -174,14 +192,14 @@ def test_wrong_values_are_named(kind: type[BaseModel], body: dict[str, Any], fie
             ChatRequest,
             {"messages": [TURN], "response_format": {"type": "json"}},
             "response_format: Input should be an object of type 'text', 'json_object', "
-            "'json_schema', 'structural_tag'",
+            "'json_schema', 'structural_tag' (it is of type 'json')",
         ),
         (
             ResponsesRequest,
             {"input": "a", "text": {"format": {"type": "json_schema", "schema": 5}}},
-            "text.format.schema: Input should be a valid dictionary",
+            "text.format.schema: Input should be a valid dictionary (it is 5)",
         ),
-        (ChatRequest, {"messages": ["a"]}, "messages.0: Input should be an object"),
+        (ChatRequest, {"messages": ["a"]}, "messages.0: Input should be an object (it is 'a')"),
     ],
 )
 def test_of_a_value_with_several_types_what_is_wrong_is_told(

@@ -236,7 +236,7 @@ async def test_the_prompt_is_that_of_a_chat(served: tuple[Server, ScriptedModel]
         ({"input": [5]}, "input.0", "Input should be an object"),
         ({"input": [{"role": "user"}]}, "input.0.content", "Field required"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "Field required"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "Input should be 'function'"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function' (it is 'web_search')"),
         ({"tools": [{"type": "function"}]}, "tools.0.name", "Field required"),
         ({"include": ["file_search_call.results"]}, "include.0", "reasoning.encrypted_content"),
         ({"store": True}, "store", "Input should be False"),
