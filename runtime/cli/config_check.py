@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raydix.errors import ConfigError
+from raydix.errors import CheckpointError, ConfigError
 from raydix.runtime.actors.bootstrap.engine_sizes import (
     EngineSizes,
     measure_checkpoint,
@@ -18,6 +18,7 @@ from raydix.runtime.config.capacity import effective_summary, format_bytes
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.storage_libraries import missing_library
+from raydix.runtime.model.checkpoint.hub import settings_folder
 
 if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
@@ -164,6 +165,7 @@ def check_config(config: EngineConfig, machine: Machine) -> Report:
         sizes = size_engine(config, model)
         problems.append(str(error))
 
+    problems += _wrong_weights(config, model)
     problems += _overflows(config, sizes, machine)
     if machine.is_engines:
         problems += _missing_here(config)
@@ -278,6 +280,22 @@ def _overflows(config: EngineConfig, sizes: EngineSizes, machine: Machine) -> It
             f"{num_ranks} ranks need a CPU each; the node has {num_cpus}. Lower parallel.dp or "
             "parallel.tp."
         )
+
+
+def _wrong_weights(config: EngineConfig, model: "ModelSizes") -> Iterator[str]:
+    """What is wrong with the weights, by headers and lengths of their files; none are read.
+
+    Nothing is told where some are not here: a config alone can be asked about.
+    """
+    if model.stored_bytes is None or config.model.load_format != "auto":
+        return
+    # Imported here because it takes seconds.
+    from raydix.runtime.model.checkpoint.checkpoint import check_weights
+
+    try:
+        check_weights(settings_folder(config.model.path), model.checkpoint)
+    except CheckpointError as error:
+        yield str(error)
 
 
 def _missing_here(config: EngineConfig) -> Iterator[str]:

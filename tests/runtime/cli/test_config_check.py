@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq.auth
+from safetensors.torch import load_file, save_file
 
 from raydix.runtime.actors.pulls.carriers import NixlFacts
 from raydix.runtime.cli import pull_transport
@@ -42,6 +43,40 @@ def test_json_has_the_figures_alone(run: Run, capsys: Capture, model: str) -> No
     assert figures["l1_pages_per_rank"] == [1024]
     assert figures["l2_bytes_per_node"] == pytest.approx(4 * figures["l1_bytes_per_rank"], rel=0.1)
     assert figures["problems"] == []
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def lacking_a_tensor(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (emptied, "it has 0 bytes; expected a header and tensors"),
+        (cut_short, "its header describes"),
+        (lacking_a_tensor, "missing tensors: model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+def test_weights_that_are_here_and_not_whole_are_told(
+    run: Run, capsys: Capture, tmp_path: Path, damage: Callable[[Path], None], told: str
+) -> None:
+    folder = make_checkpoint(tmp_path, Family.QWEN3, seed=3)
+    assert run("config", "check", str(folder)) == 0
+
+    damage(folder / "model.safetensors")
+    assert run("config", "check", str(folder)) == 1
+    assert told in capsys.readouterr().err
+    assert run("config", "check", str(folder), "--set", "model.load_format=dummy") == 0
 
 
 @pytest.mark.parametrize(
