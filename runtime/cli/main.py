@@ -8,9 +8,11 @@ brings, torch, the storage backends) is imported in the function that needs it.
 import io
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import ValidationError
+from typer.core import TyperGroup
 
 from raydix import __version__
 from raydix.runtime.cli import cache, config, trace
@@ -29,8 +31,35 @@ from raydix.runtime.cli.simulate import simulate
 from raydix.runtime.cli.sleep import sleep, switch, wake
 from raydix.runtime.cli.status import status, stop
 from raydix.runtime.cli.warm_up import warm_up
+from raydix.runtime.config.values import shortened
+
+_MAX_VALUE_CHARS = 80
+
+
+class _Verbs(TyperGroup):
+    """Verbs whose options are refused with the value that is wrong, too.
+
+    Typer checks values by pydantic, whose lines say what was expected alone.
+    """
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Parse the options of a verb, and do what it does."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            [first, *_] = error.__cause__.errors()
+            raise typer.BadParameter(
+                f"{error.message} (it is {shortened(first['input'], _MAX_VALUE_CHARS)})",
+                ctx=error.ctx,
+                param=error.param,
+                param_hint=error.param_hint,
+            ) from error
+
 
 app = typer.Typer(
+    cls=_Verbs,
     help="Serve large language models on Ray actors, "
     "with computed prefixes kept in GPU, host and storage tiers.",
     no_args_is_help=True,

@@ -45,6 +45,24 @@ def test_a_full_disk_is_told_in_one_line(
     assert capsys.readouterr().err == "OSError: [Errno 28] No space left on device\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", ".", "--nodes", "0"], "greater than or equal to 1 (it is '0')"),
+        (["cache", "pin", "--keep-s", "soon"], "as a number (it is 'soon')"),
+    ],
+)
+def test_an_option_is_refused_with_the_value_that_is_wrong(
+    run: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    assert run(*arguments) == 2
+    told = capsys.readouterr().err.replace("│", " ")
+    assert words in " ".join(told.split())
+
+
 def test_the_schema_is_json_with_every_section(
     run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
