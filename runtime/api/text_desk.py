@@ -104,6 +104,7 @@ class TextDesk:
         if self.tokenizer is None:
             raise BadRequest(
                 f"The checkpoint has no tokenizer that this process can read; {purpose} needs one. "
-                "Use token ids."
+                "Put the tokenizer's files into the checkpoint folder on this host; without them "
+                "prompts and answers are token ids."
             )
         return self.tokenizer

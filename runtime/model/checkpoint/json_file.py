@@ -18,5 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} cannot be read as JSON: {error}. Fetch the checkpoint again."
         ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}; expected a JSON object.")
+        raise CheckpointError(
+            f"{path} holds a {type(value).__name__}; expected a JSON object. Fetch it again."
+        )
     return value

@@ -22,7 +22,6 @@ def find_quantisation(folder: Path, raw: Mapping[str, Any], family: Family) -> Q
     Raises CheckpointError, naming what there is, for a method that is not known.
     """
     config = _find_config(folder, raw, family.value.text_section)
-    # An object without a method tells of a quantisation, too, though not of which.
     told = None if config is None else str(config.get(_METHOD))
 
     model_type = family.value.model_type
@@ -63,4 +62,9 @@ def _with_method(config: object) -> Mapping[str, Any]:
     if _METHOD not in config and ("quant_algo" in config or "quantization" in config):
         # Some files of Model Optimizer leave it out.
         return {**config, _METHOD: "modelopt"}
+    if config.get(_METHOD) is None:
+        raise CheckpointError(
+            f"quantization_config of config.json has no {_METHOD}; expected the name of a format. "
+            "Fetch config.json again."
+        )
     return config

@@ -69,7 +69,7 @@ async def test_without_a_tokenizer_everything_is_refused():
         await desk.encode("a")
     with pytest.raises(BadRequest, match="chat needs one"):
         await desk.encode_chat([], {})
-    with pytest.raises(BadRequest, match="text needs one"):
+    with pytest.raises(BadRequest, match=r"text needs one\. Put the tokenizer"):
         await desk.decode([1])
     desk.close()
 

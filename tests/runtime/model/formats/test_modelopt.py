@@ -105,3 +105,12 @@ def test_an_object_that_leaves_out_its_method_is_known_by_what_it_has(
     require_checkpoint(ModelSection(path=str(folder)))
 
     assert read_checkpoint_config(folder).quantisation == expected
+
+
+def test_an_object_that_tells_no_method_at_all_is_refused(tmp_path: Path) -> None:
+    folder, _ = make_quantised(tmp_path, Family.LLAMA, "modelopt fp8")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"bits": 4}}))
+
+    with pytest.raises(CheckpointError, match="has no quant_method; expected"):
+        require_checkpoint(ModelSection(path=str(folder)))
