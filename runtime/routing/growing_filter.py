@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from raydix.runtime.routing.key_filter import KeyFilter, Words
+from raydix.runtime.routing.key_filter import HashedKeys, KeyFilter, Words, hashed
 
 _FIRST_KEYS = 4096
 
@@ -20,17 +20,17 @@ class GrowingFilter:
     def __len__(self) -> int:
         return sum(map(len, self._filters))
 
-    def has(self, words: Words) -> NDArray[np.bool_]:
+    def has(self, keys: HashedKeys) -> NDArray[np.bool_]:
         """Which of these keys are there."""
-        found = self._filters[0].has(words)
+        found = self._filters[0].has(keys)
         for each in self._filters[1:]:
-            found |= each.has(words)
+            found |= each.has(keys)
         return found
 
     def add(self, words: Words) -> None:
         """Add keys; those that are there already stay as they are."""
         words = np.unique(words)
-        words = words[~self.has(words)]
+        words = words[~self.has(hashed(words))]
         for each in self._filters:
             room = each.max_keys - len(each)
             each.add(words[:room])

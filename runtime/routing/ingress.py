@@ -22,7 +22,7 @@ from raydix.runtime.routing.events import (
     Route,
 )
 from raydix.runtime.routing.hand_over_times import HandOverTimes, Way
-from raydix.runtime.routing.key_filter import Words, words_of
+from raydix.runtime.routing.key_filter import Words, hashed, words_of
 from raydix.runtime.routing.last_places import LastPlaces
 from raydix.runtime.routing.node import Holding, Need, Node
 from raydix.runtime.routing.policies import RoutingPolicy
@@ -180,8 +180,9 @@ class Ingress:
         self, asking: Asking, now_s: float, among: Collection[NodeId] | None
     ) -> dict[NodeId, _Offer]:
         """What each node that has reported would take for a request."""
+        keys = {size: hashed(_usable_words(asking, size)) for size in self.page_sizes}
         found = [
-            _Found(number, node, node.page_size, node.find(_usable_words(asking, node.page_size)))
+            _Found(number, node, node.page_size, node.find(keys[node.page_size]))
             for number, node in self._nodes.items()
             if node.page_size is not None and (among is None or number in among)
         ]

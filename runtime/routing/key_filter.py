@@ -6,6 +6,8 @@ slots and are filled to three quarters, nothing is ever moved). A key that was n
 once in 3 * 10^8 times; one that was added is always found, until it is removed.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +35,32 @@ def words_of(keys: bytes, width: int = KEY_BYTES) -> Words:
     return words[:: width // words.itemsize]
 
 
+@dataclass(frozen=True, slots=True)
+class HashedKeys:
+    """Keys with all that filters of any size ask of them: it is computed once for many filters."""
+
+    words: Words
+    marks: _Slots
+    """What is kept of each key: never 0."""
+    halves: NDArray[np.uint64]
+    """What chooses the two buckets of each key: shape (2, keys)."""
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def part(self, start: int, stop: int) -> "HashedKeys":
+        """The keys from `start` to before `stop`."""
+        return HashedKeys(
+            self.words[start:stop], self.marks[start:stop], self.halves[:, start:stop]
+        )
+
+
+def hashed(words: Words) -> HashedKeys:
+    """Compute what filters ask of keys."""
+    marks = np.maximum(((words * _MIX) >> _HALF).astype(np.uint32), np.uint32(1))
+    return HashedKeys(words, marks, np.stack((words & _LOW, words >> _HALF)))
+
+
 class KeyFilter:
     """Owns: which pages one tier of one node holds, as far as is known. A hint."""
 
@@ -56,24 +84,27 @@ class KeyFilter:
         """The memory that the slots take."""
         return self._slots.nbytes
 
-    def has(self, words: Words) -> NDArray[np.bool_]:
+    def has(self, keys: HashedKeys) -> NDArray[np.bool_]:
         """Which of these keys are there."""
-        marks, buckets = self._marks(words), self._buckets(words)
-        found: NDArray[np.bool_] = (self._slots[buckets] == marks[:, None]).any(axis=(0, 2))
+        found: NDArray[np.bool_] = np.zeros(len(keys), dtype=np.bool_)
+        # Many filters are asked about each prompt, and some hold nothing.
+        if self._num_housed:
+            slots = self._slots.take(self._buckets(keys), axis=0)
+            found = (slots == keys.marks[:, None]).any(axis=(0, 2))
         if self._homeless and not found.all():
             for place in np.flatnonzero(~found).tolist():
-                found[place] = int(words[place]) in self._homeless
+                found[place] = int(keys.words[place]) in self._homeless
         return found
 
     def add(self, words: Words) -> None:
         """Add keys; those that are there already stay as they are."""
         words = np.unique(words)
-        words = words[~self.has(words)]
+        words = words[~self.has(hashed(words))]
         num_left_out = max(0, len(self) + len(words) - self.max_keys)
         self.num_refused += num_left_out
-        words = words[: len(words) - num_left_out]
+        keys = hashed(words[: len(words) - num_left_out])
 
-        marks, buckets = self._marks(words), self._buckets(words)
+        words, marks, buckets = keys.words, keys.marks, self._buckets(keys)
         while len(words):
             # The emptier bucket of the two; of keys that chose the same one is housed in a turn.
             num_taken = np.count_nonzero(self._slots[buckets], axis=2)
@@ -98,23 +129,16 @@ class KeyFilter:
             self._homeless -= gone
             words = words[~np.isin(words, np.array(list(gone), dtype=np.uint64))]
 
-        marks, buckets = self._marks(words), self._buckets(words)
-        for rows in buckets:
-            is_there = self._slots[rows] == marks[:, None]
+        keys = hashed(words)
+        for rows in self._buckets(keys):
+            is_there = self._slots[rows] == keys.marks[:, None]
             found = np.flatnonzero(is_there.any(axis=1))
             self._slots[rows[found], is_there[found].argmax(axis=1)] = _EMPTY
             self._num_housed -= len(found)
 
-    def _marks(self, words: Words) -> _Slots:
-        """What is kept of each key: never 0."""
-        marks = ((words * _MIX) >> _HALF).astype(np.uint32)
-        return np.maximum(marks, np.uint32(1))
-
-    def _buckets(self, words: Words) -> _Buckets:
+    def _buckets(self, keys: HashedKeys) -> _Buckets:
         """The two buckets of each key: shape (2, keys)."""
-        low, high = words & _LOW, words >> _HALF
-        halves = np.stack((low, high))
-        return ((halves * self._num_buckets) >> _HALF).astype(np.int64)
+        return ((keys.halves * self._num_buckets) >> _HALF).astype(np.int64)
 
     def check(self) -> None:
         """Raise AccountingError unless as many slots are taken as are counted."""

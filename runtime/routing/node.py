@@ -30,7 +30,7 @@ from raydix.runtime.messages.routing import NodeReport
 from raydix.runtime.routing.choice import Place
 from raydix.runtime.routing.events import NodeFound
 from raydix.runtime.routing.growing_filter import GrowingFilter
-from raydix.runtime.routing.key_filter import Words, words_of
+from raydix.runtime.routing.key_filter import HashedKeys, Words, words_of
 from raydix.runtime.routing.load_average import AVERAGED_S
 from raydix.runtime.routing.split import TakeOver
 
@@ -150,14 +150,15 @@ class Node:
         own, others = self._report, other._report
         return own is not None and others is not None and own.l2 is not None and own.l2 == others.l2
 
-    def find(self, words: Words) -> Holding:
-        """How much of a prompt is there; `words` are those of its keys."""
-        lanes = [keys for (tier, _), keys in self._keys.items() if tier is Tier.L1]
-        num_near = max((_num_leading(words, [each]) for each in lanes), default=0)
-        num_held = _num_leading(words, list(self._keys.values()))
+    def find(self, keys: HashedKeys) -> Holding:
+        """How much of a prompt is there, of which these are the keys."""
+        num_held = _num_leading(keys, list(self._keys.values()))
+        held = keys.part(0, num_held)
+        lanes = [each for (tier, _), each in self._keys.items() if tier is Tier.L1]
+        num_near = max((_num_leading(held, [each]) for each in lanes), default=0)
 
         num_there = num_held
-        while num_there < len(words) and int(words[num_there]) in self._coming:
+        while num_there < len(keys) and int(keys.words[num_there]) in self._coming:
             num_there += 1
         # What is computed there before is in L1 then.
         return Holding(num_near + num_there - num_held, num_held, num_there)
@@ -322,14 +323,14 @@ def _caused_s(report: NodeReport, wait_s: float, compute_s: float) -> float:
     return _TIMES_COMPUTED * report.arrivals_per_s * until_idle_s * compute_s
 
 
-def _num_leading(words: Words, filters: Sequence[GrowingFilter]) -> int:
+def _num_leading(keys: HashedKeys, filters: Sequence[GrowingFilter]) -> int:
     """How many pages are in any of these before the first that is not.
 
     Most nodes have nothing of most prompts: few pages are looked at first, then four times as many.
     """
     start, num_looked_at = 0, _FIRST_PAGES
-    while filters and start < len(words):
-        part = words[start : start + num_looked_at]
+    while filters and start < len(keys):
+        part = keys.part(start, start + num_looked_at)
         gaps = np.flatnonzero(~np.logical_or.reduce([each.has(part) for each in filters]))
         if len(gaps):
             return start + int(gaps[0])

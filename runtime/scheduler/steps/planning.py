@@ -12,7 +12,7 @@ from raydix.runtime.scheduler.steps.draft import Draft
 from raydix.runtime.scheduler.steps.drafts import Drafter
 from raydix.runtime.scheduler.steps.pace import what_is_due
 from raydix.runtime.scheduler.steps.sending import send
-from raydix.runtime.scheduler.steps.standing import is_plan_wanted, repeats_in_vain
+from raydix.runtime.scheduler.steps.standing import is_plan_wanted, needs_no_plan, repeats_in_vain
 from raydix.runtime.scheduler.timers import Timers
 
 
@@ -44,6 +44,9 @@ class Planner:
         if not step_group.is_attached:
             return []
         lanes = step_group.pick(self._lanes)
+        # Each event of an engine comes by here for all its step groups, of which most may be idle.
+        if all(map(needs_no_plan, lanes)):
+            return []
         wants_rows = any(map(is_plan_wanted, lanes))
         flights = [lane.in_flight for lane in lanes]
         has_masks = any(lane.grammars.is_used for lane in lanes)

@@ -45,6 +45,16 @@ def is_plan_wanted(lane: Lane) -> bool:
     return lane.batch.has_changed or bool(lane.in_flight.ready_loads) or _has_prompts(lane)
 
 
+def needs_no_plan(lane: Lane) -> bool:
+    """Whether no plan could hold anything: nobody waits or runs, and nothing is to be copied.
+
+    As long as steps are in flight, ranks may repeat them, and have to be told when to end.
+    """
+    in_flight = lane.in_flight
+    is_empty = not (lane.running or in_flight.steps or in_flight.ready_loads)
+    return is_empty and not (len(lane.waiting) or len(lane.backups))
+
+
 def repeats_in_vain(lane: Lane) -> bool:
     """Whether the ranks are about to repeat a plan whose requests have all ended."""
     return not len(lane.batch) and lane.in_flight.num_standing > 0

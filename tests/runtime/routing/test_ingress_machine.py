@@ -8,7 +8,7 @@ from raydix.ids import NodeId, RequestId
 from raydix.runtime.messages.kv_events import KvNews, PagesStored, Tier
 from raydix.runtime.routing.events import FollowingBegun, NodeGone, NodeNews
 from raydix.runtime.routing.ingress import Ingress
-from raydix.runtime.routing.key_filter import words_of
+from raydix.runtime.routing.key_filter import hashed, words_of
 from raydix.runtime.routing.policies import SoonestNode
 from tests.runtime.routing.told import (
     PAGE_SIZE,
@@ -167,7 +167,7 @@ class IngressMachine(RuleBasedStateMachine):
         pages = pages_of(family, 0, 8)
         words = words_of(asking("look", pages).keys[PAGE_SIZE])
         for node, model in self.nodes.items():
-            found = self.ingress._nodes[NodeId(node)].find(words)
+            found = self.ingress._nodes[NodeId(node)].find(hashed(words))
             assert found.num_there == model.num_there(pages)
 
     @rule(age=st.integers(0, 4), is_answered=st.booleans())

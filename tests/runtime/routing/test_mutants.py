@@ -12,7 +12,7 @@ from raydix.runtime.messages.kv_events import KvNews
 from raydix.runtime.messages.routing import NodeReport
 from raydix.runtime.routing.events import NodeEvent, NodeGone
 from raydix.runtime.routing.ingress import Ingress
-from raydix.runtime.routing.key_filter import KeyFilter, Words
+from raydix.runtime.routing.key_filter import KeyFilter, Words, hashed
 from raydix.runtime.routing.node import Node
 from raydix.runtime.routing.policies import SoonestNode
 from tests.runtime.routing.faulty_service import Fault
@@ -80,7 +80,7 @@ def remove_from_one_bucket(_: Any) -> Callable[..., None]:
     """A key that is in its second bucket cannot be removed."""
 
     def mutant(self: KeyFilter, words: Words) -> None:
-        marks, rows = self._marks(words), self._buckets(words)[0]
+        marks, rows = hashed(words).marks, self._buckets(hashed(words))[0]
         is_there = self._slots[rows] == marks[:, None]
         for row, places in zip(rows, is_there, strict=True):
             if places.any() and self._slots[row, places.argmax()]:
