@@ -97,7 +97,7 @@ class Profile(Section):
 def read_profile(path: Path) -> Profile:
     """A profile from its file. Raises ConfigError, which names what does not fit."""
     try:
-        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+        return Profile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except ValidationError as error:

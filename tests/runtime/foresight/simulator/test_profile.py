@@ -38,6 +38,14 @@ def test_errors_name_the_file_and_the_field(tmp_path: Path) -> None:
             read_profile(path)
 
 
+def test_a_file_that_is_no_text_is_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(b'{"name": "\xff"}')
+
+    with pytest.raises(ConfigError, match=r"profile.json is no profile: the file: Invalid JSON"):
+        read_profile(path)
+
+
 def test_steps_that_take_no_time_are_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(
