@@ -4,10 +4,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
+
+from raydix.errors import ConfigError
 
 
 @contextlib.contextmanager
@@ -22,6 +25,23 @@ def standard_output(as_json: bool) -> Iterator[tuple[Console, TextIO]]:
         return
     with contextlib.redirect_stdout(sys.stderr):
         yield Console(stderr=True), stdout
+
+
+@contextlib.contextmanager
+def writable(option: str, out: Path) -> Iterator[None]:
+    """Raise ConfigError at once, not after an hour, if the file of an option cannot be written."""
+    was_there = out.exists()
+    try:
+        with out.open("ab"):
+            pass
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {out} cannot be written: {error.strerror}. Name a file in a folder of yours."
+        ) from error
+    finally:
+        if not was_there and out.exists() and not out.stat().st_size:
+            out.unlink()
 
 
 def print_json(value: Any, stream: TextIO | None = None) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from raydix.errors import ConfigError
 from raydix.runtime.cli.load.picture import require_matplotlib
 from raydix.runtime.cli.options import AsJson, Settings, sections_of
-from raydix.runtime.cli.output import standard_output
+from raydix.runtime.cli.output import standard_output, writable
 from raydix.runtime.cli.plan_slo import (
     Engine,
     GpusPerNode,
@@ -47,6 +47,7 @@ from raydix.runtime.foresight.traces import TraceRequest, block_tokens_of
 _L1_STEPS = (0.25, 0.5, 1.0, 2.0)
 _L2_STEPS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """The sizes that are compared unless they are given, in parts of what the GPU leaves for L1."""
+_GPUS_PER_NODE, _MAX_NODES, _SEED = 8, 16, 0
 _SIZES = "Sizes to compare, as 64GiB,128GiB."
 
 TraceFile = Annotated[
@@ -107,9 +108,9 @@ def plan(
     png: Annotated[Path | None, typer.Option(help="Draw the plan into this file.")] = None,
     slo: SloTexts = None,
     profile: ProfilePath = None,
-    gpus_per_node: GpusPerNode = 8,
-    max_nodes: MaxNodes = 16,
-    seed: Seed = 0,
+    gpus_per_node: GpusPerNode = _GPUS_PER_NODE,
+    max_nodes: MaxNodes = _MAX_NODES,
+    seed: Seed = _SEED,
     as_json: AsJson = False,
 ) -> None:
     """Say what L1, L2 and L3 of several sizes would find of a trace, and which is worth more.
@@ -127,10 +128,8 @@ def plan(
         engine = Engine(model=model, settings=settings, gpu=gpu)
         answer_slo(fleets, read_any_trace(trace, tokens), tokens, engine, as_json=as_json)
         return
-    if profile is not None:
-        raise ConfigError("--profile has times, which --slo alone asks for. Add --slo ttft_p90=2s.")
-    if png is not None:
-        require_matplotlib()
+    _require_no_slo(profile, (gpus_per_node, max_nodes, seed))
+    _require_picture(png)
     if not 0 <= count_after < 1:
         raise ConfigError(f"--count-after is {count_after}; expected 0 or more and less than 1.")
     prices = _prices(euro_per_gib)
@@ -159,6 +158,24 @@ def _require_no_plan(png: Path | None, token_bytes: str | None) -> None:
         )
 
 
+def _require_no_slo(profile: Path | None, fleet: tuple[int, int, int]) -> None:
+    if profile is not None:
+        raise ConfigError("--profile has times, which --slo alone asks for. Add --slo ttft_p90=2s.")
+    if fleet != (_GPUS_PER_NODE, _MAX_NODES, _SEED):
+        raise ConfigError(
+            "--gpus-per-node, --max-nodes and --seed are for simulated engines, which --slo alone "
+            "asks for. Add --slo ttft_p90=2s."
+        )
+
+
+def _require_picture(png: Path | None) -> None:
+    """Raise ConfigError now if the picture of a plan, if one is wanted, cannot be written then."""
+    if png is not None:
+        require_matplotlib()
+        with writable("--png", png):
+            pass
+
+
 def _tell(
     found: Plan,
     eviction: EvictionPolicy,
@@ -179,12 +196,8 @@ def _tell(
 def _draw(png: Path, found: Plan, choice: Mix, eviction: EvictionPolicy, title: str) -> None:
     from raydix.runtime.cli.plan_picture import draw_plan
 
-    try:
+    with writable("--png", png):
         draw_plan(png, found, choice, str(eviction), title)
-    except OSError as error:
-        raise ConfigError(
-            f"--png {png} cannot be written: {error.strerror}. Name a file in a folder of yours."
-        ) from error
 
 
 def _tiers(
@@ -248,8 +261,14 @@ def _sizes(tiers: _Tiers, l1: str | None, l2: str | None, l3: str) -> Sizes:
     l3_sizes: list[TierSize | None] = [tiers.blocks.l2(each) for each in bounded]
     if "unbounded" in l3.split(","):
         l3_sizes.append(None)
+    l1_sizes = [tiers.blocks.l1(each) for each in l1_bytes]
+    if not l1_sizes[0].num_blocks:
+        raise ConfigError(
+            f"--l1 has {format_bytes(l1_bytes[0])}, into which not one block of the trace fits; "
+            "expected a larger size."
+        )
     return Sizes(
-        l1=[tiers.blocks.l1(each) for each in l1_bytes],
+        l1=l1_sizes,
         l2=[tiers.blocks.l2(each) for each in l2_bytes],
         l3=l3_sizes,
     )
@@ -345,6 +364,8 @@ def _print(
             *[f"{share:.2f}" for share in (mix.l1, mix.l2, mix.l3, mix.total)],
         )
     console.print(alone, together)
+    if not gains:
+        return
     console.print(
         f"From L1 {format_bytes(choice.l1_bytes)}, L2 {format_bytes(choice.l2_bytes)} on:"
     )

@@ -47,7 +47,8 @@ def named(service: Service) -> str:
     apart = f", {service.num_prefill} of them for prefill" if service.num_prefill else ""
     roles = service.node.roles
     each = f" of {', '.join(roles)}" if len(roles) > 1 else ""
-    return f"{service.num_nodes} nodes{each}{apart}"
+    nodes = "1 node" if service.num_nodes == 1 else f"{service.num_nodes} nodes"
+    return f"{nodes}{each}{apart}"
 
 
 def _roles_of(told: str) -> tuple[EngineRole, ...]:

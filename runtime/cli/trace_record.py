@@ -1,20 +1,19 @@
 """`raydix trace record`: follow a running engine, and write what it was asked as a trace."""
 
 import asyncio
-import contextlib
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raydix.errors import BadRequest, ConfigError, RaydixError
+from raydix.errors import BadRequest, RaydixError
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import Address, Connect, bytes_of
+from raydix.runtime.cli.output import writable
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.foresight.recorded import RecordedTrace
 from raydix.runtime.foresight.traces import write_rows
@@ -71,7 +70,7 @@ def record(
     if not max_bytes:
         raise BadRequest(f"--max-size is {max_size}; expected a size above 0, such as 256MiB.")
     bounds = _Bounds(seconds=for_s, max_requests=requests, max_bytes=max_bytes)
-    with _writable(out):
+    with writable("--out", out):
         failure, trace = asyncio.run(
             _record(Where(connect, address, secret_file), block_tokens, bounds)
         )
@@ -89,23 +88,6 @@ def record(
         print(f"{trace.num_dropped:,} requests and hints were lost: more came than was taken")
     if failure is not None:
         raise failure
-
-
-@contextlib.contextmanager
-def _writable(out: Path) -> Iterator[None]:
-    """Raise ConfigError at once, not after an hour, if a file cannot be written."""
-    was_there = out.exists()
-    try:
-        with out.open("ab"):
-            pass
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"--out {out} cannot be written: {error.strerror}. Name a file in a folder of yours."
-        ) from error
-    finally:
-        if not was_there and out.exists() and not out.stat().st_size:
-            out.unlink()
 
 
 async def _record(

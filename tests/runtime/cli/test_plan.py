@@ -72,6 +72,8 @@ def test_a_model_and_a_gpu_say_how_many_blocks_fit(
         (["--token-bytes", "0", "--l1", "1MiB"], "--token-bytes is '0'"),
         (["--token-bytes", "1KiB,2KiB", "--l1", "1MiB"], "--token-bytes is '1KiB,2KiB'"),
         (["--token-bytes", "1KiB", "--l1", ","], "--l1 is ','"),
+        (["--token-bytes", "1KiB", "--l1", "1KiB,1MiB"], "--l1 has 1KiB, into which not one"),
+        (["--token-bytes", "1KiB", "--l1", "1MiB", "--gpus-per-node", "3"], "--slo alone asks"),
         (["--token-bytes", "1KiB", "--l1", "1MiB", "--l3", ""], "--l3 is ''"),
         (["--token-bytes", "1KiB", "--l1", "1MiB", "--png", "/none/plan.png"], "--png /none"),
     ],

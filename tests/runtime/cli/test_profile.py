@@ -1,6 +1,8 @@
 """`raydix profile` measures an engine whose steps take a known time."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,14 @@ from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.testing.llm import InProcessLLM
 from raydix.runtime.testing.sleeping_runner import VOCAB_SIZE, build_sleeping_model
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "absent" / "profile.json"
+    assert run("profile", "--out", str(out), "--connect", "nobody") == 1
+    assert f"--out {out} cannot be written" in capsys.readouterr().err
 
 
 async def test_the_time_of_a_step_is_found() -> None:
