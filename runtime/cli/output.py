@@ -27,21 +27,24 @@ def standard_output(as_json: bool) -> Iterator[tuple[Console, TextIO]]:
         yield Console(stderr=True), stdout
 
 
-@contextlib.contextmanager
-def writable(option: str, out: Path) -> Iterator[None]:
+def require_writable(option: str, out: Path) -> None:
     """Raise ConfigError at once, not after an hour, if the file of an option cannot be written."""
     was_there = out.exists()
+    with written_as(option, out), out.open("ab"):
+        pass
+    if not was_there:
+        out.unlink()
+
+
+@contextlib.contextmanager
+def written_as(option: str, out: Path) -> Iterator[None]:
+    """Raise ConfigError for a file of an option that cannot be written within."""
     try:
-        with out.open("ab"):
-            pass
         yield
     except OSError as error:
         raise ConfigError(
             f"{option} {out} cannot be written: {error.strerror}. Name a file in a folder of yours."
         ) from error
-    finally:
-        if not was_there and out.exists() and not out.stat().st_size:
-            out.unlink()
 
 
 def print_json(value: Any, stream: TextIO | None = None) -> None:

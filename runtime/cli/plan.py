@@ -14,7 +14,7 @@ from rich.table import Table
 from raydix.errors import ConfigError
 from raydix.runtime.cli.load.picture import require_matplotlib
 from raydix.runtime.cli.options import AsJson, Settings, sections_of
-from raydix.runtime.cli.output import standard_output, writable
+from raydix.runtime.cli.output import require_writable, standard_output, written_as
 from raydix.runtime.cli.plan_slo import (
     Engine,
     GpusPerNode,
@@ -172,8 +172,7 @@ def _require_picture(png: Path | None) -> None:
     """Raise ConfigError now if the picture of a plan, if one is wanted, cannot be written then."""
     if png is not None:
         require_matplotlib()
-        with writable("--png", png):
-            pass
+        require_writable("--png", png)
 
 
 def _tell(
@@ -196,7 +195,7 @@ def _tell(
 def _draw(png: Path, found: Plan, choice: Mix, eviction: EvictionPolicy, title: str) -> None:
     from raydix.runtime.cli.plan_picture import draw_plan
 
-    with writable("--png", png):
+    with written_as("--png", png):
         draw_plan(png, found, choice, str(eviction), title)
 
 

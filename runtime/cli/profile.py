@@ -13,7 +13,7 @@ from raydix.errors import BadRequest
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import Address, Connect
-from raydix.runtime.cli.output import writable
+from raydix.runtime.cli.output import require_writable, written_as
 from raydix.runtime.cli.profile_probe import MeasuredEngine, Probe, decodes_of
 from raydix.runtime.foresight.simulator.fitting import (
     DecodeTime,
@@ -59,8 +59,9 @@ def profile(
 
     Sends prompts of random tokens, which leave the caches fuller than they were.
     """
-    with writable("--out", out):
-        found = asyncio.run(_measure(Where(connect, address, secret_file), name))
+    require_writable("--out", out)
+    found = asyncio.run(_measure(Where(connect, address, secret_file), name))
+    with written_as("--out", out):
         out.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
     step = found.step
     print(

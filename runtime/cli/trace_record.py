@@ -13,7 +13,7 @@ from raydix.errors import BadRequest, RaydixError
 from raydix.runtime.cli.engine_access import Where
 from raydix.runtime.cli.listen_options import SecretFile
 from raydix.runtime.cli.options import Address, Connect, bytes_of
-from raydix.runtime.cli.output import writable
+from raydix.runtime.cli.output import require_writable, written_as
 from raydix.runtime.cli.stop_signal import until_stopped
 from raydix.runtime.foresight.recorded import RecordedTrace
 from raydix.runtime.foresight.traces import write_rows
@@ -70,15 +70,15 @@ def record(
     if not max_bytes:
         raise BadRequest(f"--max-size is {max_size}; expected a size above 0, such as 256MiB.")
     bounds = _Bounds(seconds=for_s, max_requests=requests, max_bytes=max_bytes)
-    with writable("--out", out):
-        failure, trace = asyncio.run(
-            _record(Where(connect, address, secret_file), block_tokens, bounds)
-        )
-        num_written = trace.num_requests if requests is None else min(requests, trace.num_requests)
-        # As it is, even if the engine has ended meanwhile.
-        if num_written:
-            write_rows(out, trace.rows(requests))
+    require_writable("--out", out)
+    failure, trace = asyncio.run(
+        _record(Where(connect, address, secret_file), block_tokens, bounds)
+    )
+    num_written = trace.num_requests if requests is None else min(requests, trace.num_requests)
+    # As it is, even if the engine has ended meanwhile.
     if num_written:
+        with written_as("--out", out):
+            write_rows(out, trace.rows(requests))
         print(f"{out}: {num_written:,} requests, blocks of {trace.block_tokens} tokens")
     else:
         print(f"The engine was asked nothing that is recorded, so {out} was not written.")

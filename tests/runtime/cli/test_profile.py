@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raydix.errors import BadRequest
-from raydix.runtime.cli.profile import measure_profile
+from raydix.runtime.cli.profile import measure_profile, profile
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.testing.engine import in_process_engine
 from raydix.runtime.testing.llm import InProcessLLM
@@ -20,6 +20,19 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
     out = tmp_path / "absent" / "profile.json"
     assert run("profile", "--out", str(out), "--connect", "nobody") == 1
     assert f"--out {out} cannot be written" in capsys.readouterr().err
+
+
+def test_a_connection_that_ends_is_not_told_as_a_file_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def fail(*_: object) -> None:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr("raydix.runtime.cli.profile._measure", fail)
+    out = tmp_path / "profile.json"
+    with pytest.raises(ConnectionResetError):
+        profile(out)
+    assert not out.exists()
 
 
 async def test_the_time_of_a_step_is_found() -> None:
