@@ -3,7 +3,8 @@
     python -m benchmarks.fp8_model
 
 The time per output token of moe_l12 at several batch sizes, through `AsyncLLM`, on Ray, as
-`decode_tpot` measures it: with weights in blocks of 128 x 128, and in bfloat16. Then how far logits
+`decode_tpot` measures it: with weights in blocks of 128 x 128, and in bfloat16; and the time to the
+first token of a long prompt. Then how far logits
 are from those of the restored floats in float32, as `bf16_accuracy` measures it: Kullback-Leibler
 divergences of the model that multiplies in float8, beside those of the one that restores to
 bfloat16.
@@ -13,7 +14,7 @@ import asyncio
 import json
 import re
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -29,6 +30,7 @@ from benchmarks.engine.engines import (
     MOE_TINY,
     Options,
     Prompts,
+    ask,
     parse_options,
     ray_engine,
     steady_tpot_ms,
@@ -49,52 +51,71 @@ from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 
 MAX_TPOT_RATIO = 0.65
+MAX_TTFT_RATIO = 1.0
 BATCH_SIZES = (1, 8, 32, 128)
+_NUM_PROMPTS = 7
 _MATRICES = re.compile(r".*\.layers\..*_proj\.weight")
 
 
-async def measure_tpot(
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What one engine takes."""
+
+    tpot_ms: dict[int, float]
+    """Median time per output token, by batch size."""
+    ttft_ms: float
+    """Median time to the first token of a prompt that is a chunk."""
+
+
+async def measure(
     options: Options, sizes: Batches, model: ModelConfig, way: QuantizationWay
-) -> dict[int, float]:
-    """Median milliseconds per token by batch size, after a round that warms up."""
-    times = {}
+) -> Times:
+    """Measure an engine, after a round that warms up."""
+    tpot_ms = {}
     prompts = Prompts(int(model["vocab_size"]))
     sections = sizes.sections(sizes.output_tokens)
     sections["model"]["quantization"] = way.value
     async with ray_engine(options, model, sections, "fp8-model") as llm:
         for batch in sizes.max_ms:
             rounds = await play_rounds(llm, options, sizes, prompts, batch, ())
-            times[batch] = median(steady_tpot_ms(answers) for answers in rounds["greedy"][1:])
-    return times
+            tpot_ms[batch] = median(steady_tpot_ms(answers) for answers in rounds["greedy"][1:])
+        long = min(sizes.chunk_tokens, sizes.max_model_len - 1)
+        answers = [await ask(llm.generate, prompts.draw(long), 1) for _ in range(_NUM_PROMPTS)]
+    return Times(tpot_ms=tpot_ms, ttft_ms=median(each.ttft_ms for each in answers))
 
 
-def tpot_figures(options: Options) -> list[Figure]:
+def time_figures(options: Options) -> list[Figure]:
     """Times of both, and their ratios with bars."""
     sizes, model = (TINY_BATCHES, MOE_TINY) if options.is_tiny else (FULL_BATCHES, MOE_L12)
     if not options.is_tiny:
         sizes = replace(sizes, max_ms=dict.fromkeys(BATCH_SIZES, 0.0))
-    bf16 = asyncio.run(measure_tpot(options, sizes, model, QuantizationWay.AUTO))
+    bf16 = asyncio.run(measure(options, sizes, model, QuantizationWay.AUTO))
     quantised = {**model, "quantization_config": FP8}
-    float8 = asyncio.run(measure_tpot(options, sizes, quantised, QuantizationWay.NATIVE))
+    float8 = asyncio.run(measure(options, sizes, quantised, QuantizationWay.NATIVE))
 
-    figures = []
-    for batch, bf16_ms in bf16.items():
-        figures += [
+    def beside(name: str, ms: float, bf16_ms: float, most: float) -> list[Figure]:
+        what, _, where = name.partition(", ")
+        return [
             Figure(
-                name=f"TPOT in float8, batch {batch}",
-                value=float8[batch],
+                name=f"{what} in float8, {where}",
+                value=ms,
                 unit="ms",
                 baseline=bf16_ms,
                 baseline_name="bf16",
             ),
             Figure(
-                name=f"TPOT in float8 over that in bf16, batch {batch}",
-                value=float8[batch] / bf16_ms,
+                name=f"{what} in float8 over that in bf16, {where}",
+                value=ms / bf16_ms,
                 unit="1",
-                max_value=options.bar(MAX_TPOT_RATIO),
+                max_value=options.bar(most),
             ),
         ]
-    return figures
+
+    figures = []
+    for batch, bf16_ms in bf16.tpot_ms.items():
+        figures += beside(f"TPOT, batch {batch}", float8.tpot_ms[batch], bf16_ms, MAX_TPOT_RATIO)
+    prompt = f"TTFT, a prompt of {sizes.chunk_tokens} tokens"
+    return figures + beside(prompt, float8.ttft_ms, bf16.ttft_ms, MAX_TTFT_RATIO)
 
 
 def quantise_folder(plain: Path, folder: Path) -> None:
@@ -167,7 +188,7 @@ def _logits_by(way: QuantizationWay, folder: Path, prompts: Tensor) -> Tensor:
 def main(options: Options) -> int:
     """Measure and report."""
     sizes = TINY if options.is_tiny else FULL
-    figures = tpot_figures(options)
+    figures = time_figures(options)
     for name, config in make_configs(is_tiny=options.is_tiny).items():
         figures += divergence_figures(name, config, sizes, options)
     return options.report("fp8_model", {"model": "moe_l12", "block": [BLOCK, BLOCK]}, figures)

@@ -151,7 +151,7 @@ def _ask_for_weights(
 
 
 @gluon.jit
-def _round_rows(x):
+def round_rows(x):
     """Rows of one block each as float8, and their scales: what `rounding.round_rows` returns."""
     x = x.to(gl.float32)
     largest = gl.maximum(gl.max(gl.abs(x), 1), _SMALLEST_MAGNITUDE)
@@ -257,7 +257,7 @@ def _multiply_share(
     for index in range(num_steps):
         current = index % STAGES
         side = index % 2
-        numbers, x_scales = _round_rows(next_rows)
+        numbers, x_scales = round_rows(next_rows)
         x_ring.index(side).store(numbers)
         scale_ring.index(side).store(x_scales)
         fence_async_shared()

@@ -2,7 +2,7 @@
 
 Few rows are rounded by each program for itself, and the hidden layer likewise. Many rows are
 rounded once, by a kernel of their own; a tile of gate and up has all 128 columns of the hidden
-layer that share a scale, so that it rounds those itself.
+layer that share a scale, so that it rounds those itself. Hopper has kernels of its own for them.
 
 Legend: T tokens, K experts per token, X = T x K pairs, C hidden, I intermediate, E experts, B
 blocks of rows, D blocks of inputs.
@@ -13,10 +13,12 @@ import triton
 from torch import Tensor
 
 from raydix.kernels.dense.glu_form import GluForm
+from raydix.kernels.fp8 import many_hopper
 from raydix.kernels.fp8.expert_hidden import compute_hidden
 from raydix.kernels.fp8.expert_inputs import Rows, check_experts
 from raydix.kernels.fp8.expert_outputs import compute_outputs
 from raydix.kernels.fp8.form import BLOCK
+from raydix.kernels.fp8.hopper_tiles import TILE_ROWS
 from raydix.kernels.fp8.rounding import round_inputs
 from raydix.kernels.fp8.scaled_tiles import ExpertTiles, expert_tiles
 from raydix.kernels.moe.choice_sum import sum_over_choices
@@ -47,6 +49,11 @@ def scaled_experts(
 
     num_experts, _, intermediate = down.numbers.matrix_OC.shape
     num_pairs = expert_ids_TK.numel()
+    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, x_TC.shape[1]))
+    if tiles is None and many_hopper.fits(x_TC, gate_up, down, num_pairs):
+        blocks = permute_by_expert(expert_ids_TK, num_experts, TILE_ROWS)
+        many_hopper.compute_choices(x_TC, gate_up, down, weights_TK, blocks, choices_TKC, form=form)
+        return sum_over_choices(choices_TKC, expert_ids_TK, num_experts)
     tiles = tiles or expert_tiles(num_pairs, num_experts)
     blocks = permute_by_expert(expert_ids_TK, num_experts, tiles.gate_up.rows)
     if tiles.is_rounded_first:
@@ -68,6 +75,5 @@ def scaled_experts(
         form=form,
         dtype=x_TC.dtype,
     )
-    choices_TKC = x_TC.new_empty((*expert_ids_TK.shape, x_TC.shape[1]))
     compute_outputs(hidden, down, weights_TK, blocks, tiles.down, choices_TKC)
     return sum_over_choices(choices_TKC, expert_ids_TK, num_experts)

@@ -6,9 +6,11 @@ import triton.language as tl
 from triton.experimental.gluon import language as gl
 
 from raydix.kernels.fp8 import (
+    chosen_rows,
     expert_hidden,
     expert_outputs,
     few_hopper,
+    many_hopper,
     packed_rows,
     rounding,
     scaled_product,
@@ -45,6 +47,7 @@ def compile_scaled_weights() -> None:
         ),
     }
     compile_rounding(types | {"numbers_ptr": "*fp8e4nv"})
+    compile_many_rows(types)
 
     sizes = {"BLOCK": BLOCK, "TOGETHER": 8, "PER_OUTPUT": False}
     for variant in LINEAR_TILES:
@@ -142,3 +145,29 @@ def compile_few_tokens() -> None:
             few_hopper._multiply_share, sizes | nothing, types, num_warps=4, launch_pdl=True
         )
         print(f"{tokens} tokens of float8: {told}")
+
+
+def compile_many_rows(types: dict[str, str]) -> None:
+    """Compile the experts of many rows, of DeepSeek-V3's shape: no register may be spilt."""
+    told = compile_kernel(
+        chosen_rows._round_chosen,
+        {"CHOICES": 8, "ROWS": 16, "BLOCKS": 4, "BLOCK": BLOCK},
+        types | {"numbers_ptr": "*fp8e4nv"},
+        num_warps=4,
+    )
+    print(f"float8, rows of choices: {told}")
+
+    box = box_type((BLOCK, BLOCK), gl.float8e4nv)
+    common = {"TOGETHER": 8, "SLOPE": 1.0, "LIMIT": 0.0, "KIND": 0}
+    hidden = {"weights_ptr": None, "OUTPUTS": 4096, "INPUTS": 7168}
+    outputs = {"out_scales_ptr": None, "OUTPUTS": 7168, "INPUTS": 2048}
+    for name, out, constants in (("hidden", "*fp8e4nv", hidden), ("outputs", "*bf16", outputs)):
+        for per_output in (False, True):
+            told = compile_kernel(
+                many_hopper._multiply_tiles,
+                constants | common | {"PER_OUTPUT": per_output},
+                types | {"x": box, "matrices": box, "out_ptr": out, "out_scales_ptr": "*fp32"},
+                num_warps=4,
+            )
+            assert " 0 bytes spill stores" in told, told
+            print(f"float8, many rows, {name}, scales of outputs {per_output}: {told}")
