@@ -63,7 +63,7 @@ class ContextDriver:
             max_model_len=8192,
             device=device,
         )
-        self.runner.warm_up(512)
+        self.runner.warm_up()
         self.runner.capture_graphs()
 
         prompts = np.random.default_rng(0).integers(1, 1000, (max_requests, CONTEXT_TOKENS))

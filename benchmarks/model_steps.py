@@ -57,12 +57,13 @@ class StepDriver:
             page_size=PAGE_SIZE,
             max_slots=max_requests,
             max_model_len=COLD_TOKENS + 64,
+            max_prefill_tokens=COLD_CHUNK,
             device=device,
         )
         self._rng = np.random.default_rng(0)
         self._step = 0
 
-        self.warm_up_s = _seconds(lambda: self.runner.warm_up(COLD_CHUNK))
+        self.warm_up_s = _seconds(self.runner.warm_up)
         self.capture_s = _seconds(self.runner.capture_graphs)
 
     def add(self, num_requests: int, num_tokens: int, num_pages: int) -> None:

@@ -5,7 +5,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from raydix.runtime.actors.kernel_build import KernelBuild
-from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.model.steps.rehearsal import rehearse
 from raydix.runtime.model.steps.runner import ModelRunner
 from raydix.runtime.phases import phase
@@ -42,10 +41,9 @@ class FirstTimes:
             for variant in built.variants:
                 variant.load()
 
-    def rehearse(self, runner: ModelRunner, config: EngineConfig) -> None:
+    def rehearse(self, runner: ModelRunner) -> None:
         """Rehearse steps on the thread that launches them, and count from then on what is late."""
-        scheduler = config.scheduler
-        rehearse(runner, scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens)
+        rehearse(runner)
         if self._compilations is not None:
             self._compilations.serve()
 

@@ -212,7 +212,7 @@ def _prepare(
         make_transfers=make_transfers,
         make_experts=partial(_make_experts, config, loaded),
         enter_thread=partial(_enter_thread, device),
-        rehearse=partial(kernels.rehearse, runner, config) if device.type == "cuda" else _nothing,
+        rehearse=partial(kernels.rehearse, runner) if device.type == "cuda" else _nothing,
         stats=lambda: _stats(runner, halving) | kernels.stats(),
         close=loaded.decoder.close,
         pool_bytes=sum(pool.nbytes for pool in made.pools),
@@ -266,6 +266,7 @@ def _make_runner(
         page_size=config.cache.page_size,
         max_slots=config.scheduler.max_running_requests,
         max_model_len=max_model_len,
+        max_prefill_tokens=config.scheduler.prefill_budget,
         device=device,
         is_halved=halving.includes,
     )
@@ -298,9 +299,6 @@ def _warm_up(
     """
     max_positions = loaded.max_position_embeddings
     max_model_len = min(config.model.max_model_len or max_positions, max_positions)
-    scheduler = config.scheduler
-    chunk = scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens
-
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_reserved(device)
@@ -309,10 +307,10 @@ def _warm_up(
     halving = Halving(overlap)
     runner = _make_runner(config, loaded, pools, max_model_len, device, halving=halving)
     with phase(logger, "kernels compiled, steps tried"):
-        runner.warm_up(chunk)
+        runner.warm_up()
         torch.cuda.synchronize(device)
     if overlap is not Overlap.OFF and loaded.decoder.experts is not None:
-        halving = Halving(overlap, step_times(runner, loaded.decoder, chunk, Path(meeting)))
+        halving = Halving(overlap, step_times(runner, loaded.decoder, Path(meeting)))
     torch.cuda.synchronize(device)
     # Reserved, not allocated, memory counts, because steps of many sizes leave gaps.
     peak_bytes = torch.cuda.max_memory_reserved(device) - before_bytes

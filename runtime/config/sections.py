@@ -335,6 +335,11 @@ class SchedulerSection(Section):
         "sleep; those that are left go on after the wake, with the same tokens.",
     )
 
+    @property
+    def prefill_budget(self) -> int:
+        """Tokens of prompts in a step of a data-parallel rank; one not cut may have more."""
+        return self.chunked_prefill_tokens or self.max_prefill_tokens
+
     def max_step_tokens(self, max_model_len: int) -> int:
         """Most tokens that a data-parallel rank computes in one step."""
         # Without chunks, a prompt beyond the budget has a step of its own.

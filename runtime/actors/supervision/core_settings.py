@@ -76,7 +76,6 @@ def scheduler_settings(
     `experts`: those that ranks share; None if there are none.
     """
     cache, scheduler = config.cache, config.scheduler
-    chunk = scheduler.chunked_prefill_tokens
 
     return SchedulerSettings(
         role=config.role,
@@ -93,8 +92,8 @@ def scheduler_settings(
         max_asleep_wait_s=scheduler.max_asleep_wait_s,
         max_drain_s=scheduler.max_drain_s,
         max_repeats=_MAX_REPEATS[config.model.device],
-        prefill_budget_tokens=scheduler.max_prefill_tokens if chunk is None else chunk,
-        chunked_prefill=chunk is not None,
+        prefill_budget_tokens=scheduler.prefill_budget,
+        chunked_prefill=scheduler.chunked_prefill_tokens is not None,
         max_decode_slowdown=scheduler.max_decode_slowdown,
         short_prompt_fraction=scheduler.short_prompt_fraction,
         policy=scheduler.policy,

@@ -30,9 +30,7 @@ _SMALLEST_TOKENS = 4096
 _REPEATS = 3
 
 
-def step_times(
-    runner: ModelRunner, decoder: Decoder, max_tokens: int, file: Path
-) -> tuple[StepTimes, ...]:
+def step_times(runner: ModelRunner, decoder: Decoder, file: Path) -> tuple[StepTimes, ...]:
     """What halves gain on this machine; the same on all ranks that share experts. cuda only.
 
     Waits for those ranks. For `file` see `meet`.
@@ -41,7 +39,7 @@ def step_times(
     assert experts is not None, "others share the experts"
     runner.slots.vary_padding(decoder.spec.vocab_size)
     exchange = BareExchange(experts, decoder.spec.hidden_size, decoder.dtype)
-    own = measure(measured_sizes(max_tokens), runner, exchange, cuda_elapsed_s)
+    own = measure(measured_sizes(runner.max_prefill_tokens), runner, exchange, cuda_elapsed_s)
     times = agree(file, experts.ranks.rank, experts.ranks.size, own)
     # What padding asked for does not count.
     experts.routes.take_demand()

@@ -23,7 +23,7 @@ _BATCHES = (1, 2, 5, 33)
 """Numbers of requests at a time: one, and more than some blocks of rows hold."""
 
 
-def rehearse(runner: ModelRunner, max_prefill_tokens: int) -> None:
+def rehearse(runner: ModelRunner) -> None:
     """Carry out plans of all kinds and wait for their results. The slots are free, then as before.
 
     What is computed is kept nowhere but in the padding page. Every rank of a step group does so at
@@ -35,7 +35,7 @@ def rehearse(runner: ModelRunner, max_prefill_tokens: int) -> None:
         samplings,
         max_slots=slots.max_slots,
         max_model_len=slots.max_model_len,
-        max_prefill_tokens=max_prefill_tokens,
+        max_prefill_tokens=runner.max_prefill_tokens,
         num_lanes=runner.num_lanes,
     ):
         runner.apply(plan)

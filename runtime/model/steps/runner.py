@@ -49,7 +49,7 @@ from raydix.runtime.model.steps.step_rows import (
     prompts_of_padding,
     read_rows,
 )
-from raydix.runtime.model.steps.step_shapes import StepShape
+from raydix.runtime.model.steps.step_shapes import USUAL_PREFILL_TOKENS, StepShape
 from raydix.runtime.model.steps.warm_up import CUTTING, GREEDY, asking_for_all, warm_up_rows
 from raydix.runtime.tiers.transfers import WaitLayer
 
@@ -79,6 +79,7 @@ class ModelRunner:
     `pools`: one zeroed tensor per KV group, from `make_pools`; page 0 is padding. `is_halved` is
     asked only where ranks share experts, and says the same on all of them: whether a step that is
     not captured goes through the layers as two micro-batches, given the tokens of the busiest lane.
+    `max_prefill_tokens`: those of prompts in a step, but of a longer one that is not cut.
     """
 
     def __init__(
@@ -90,12 +91,14 @@ class ModelRunner:
         max_slots: int,
         max_model_len: int,
         device: torch.device,
+        max_prefill_tokens: int = USUAL_PREFILL_TOKENS,
         is_halved: Callable[[int], bool] = never_halved,
         rules: LogitRules = LOGIT_RULES,
     ) -> None:
         self._decoder = decoder
         self._pools = pools
         self._device = device
+        self.max_prefill_tokens = max_prefill_tokens
         self._is_halved = is_halved
         self._captured: CapturedSteps | None = None
         self._place = group_place_of(decoder)
@@ -122,9 +125,9 @@ class ModelRunner:
         return 1 if self._place is None else self._place.num_lanes
 
     @torch.inference_mode()
-    def warm_up(self, max_prefill_tokens: int) -> None:
-        """Run steps of all kinds up to this size, on padding, so that every kernel is compiled."""
-        longest = min(max_prefill_tokens, self.slots.max_model_len)
+    def warm_up(self) -> None:
+        """Run steps of all kinds and sizes, on padding, so that every kernel is compiled."""
+        longest = min(self.max_prefill_tokens, self.slots.max_model_len)
         for num_tokens, start in warm_up_rows(longest, self.slots.max_model_len):
             self._run_padding(num_tokens, start)
 
@@ -173,10 +176,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture steps of all `captured_shapes`, if operations and collectives allow it.
-
-        To be called once, before the first plan.
-        """
+        """Capture all `captured_shapes`, if operations allow it: once, before the first plan."""
         if self._decoder.is_capturable:
             self._captured = CapturedSteps(
                 self._columns.run,
@@ -192,7 +192,7 @@ class ModelRunner:
 
     def captured_shapes(self) -> tuple[StepShape, ...]:
         """Shapes of the steps that are captured; a step takes the first that holds it."""
-        return shapes_of(self._decoder, self._place, self.slots.max_slots, self.slots.max_model_len)
+        return shapes_of(self._decoder, self._place, self.slots, self.max_prefill_tokens)
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's removals, additions and block-table changes: see `RequestSlots`."""

@@ -3,29 +3,34 @@
 from collections.abc import Callable, Sequence
 
 from raydix.runtime.model.decoder.decoder import Decoder
+from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.steps.group_place import GroupPlace, LaneSizes, choose_shape
 from raydix.runtime.model.steps.step_rows import StepRows
 from raydix.runtime.model.steps.step_shapes import (
     StepShape,
     choose_prompt_shape,
-    crowded_shapes,
     decode_shapes,
     extension_shapes,
     keeping_states,
+    large_shapes,
     prompt_shapes,
 )
 
 
 def shapes_of(
-    decoder: Decoder, place: GroupPlace | None, max_rows: int, max_model_len: int
+    decoder: Decoder, place: GroupPlace | None, slots: RequestSlots, max_prefill_tokens: int
 ) -> tuple[StepShape, ...]:
-    """Shapes of the steps that are captured; a step takes the first that holds it."""
+    """Shapes of the steps that are captured; a step takes the first that holds it.
+
+    `max_prefill_tokens`: those of prompts in a step.
+    """
+    max_rows, max_model_len = slots.max_slots, slots.max_model_len
     decodes = decode_shapes(max_rows)
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
     tile_tokens = min(decoder.ops.tile_tokens, max_model_len)
     prompts = prompt_shapes(max_rows, tile_tokens)
     if place is None:
-        prompts += crowded_shapes(max_rows, tile_tokens)
+        prompts += large_shapes(max_rows, tile_tokens, max_prefill_tokens)
     else:
         # Lanes agree on a number of tokens alone, and buffers are as large as these.
         prompts = tuple(shape for shape in prompts if place.captures(shape))

@@ -18,16 +18,18 @@ SEQUENCE_NAMES = ("slots_S", "first_tokens_S", "num_tokens_S", "contexts_S")
 """The same of rows of several tokens, uncut, which layers that keep states need."""
 EXTENSION_TOKENS = (16, 32, 64, 128)
 """The captured lengths of a single row of a few tokens; longer ones are steps of prompts."""
+USUAL_PREFILL_TOKENS = 2048
+"""The chunk of an engine that is not told another."""
 _MAX_PROMPT_ROWS = 128
 _PROMPT_TOKENS = (
     *range(32, 128, 32),
     *range(128, 256, 64),
     *range(256, 512, 128),
     *range(512, 768, 64),
-    *range(768, 2048 + 1, 128),
-    2048 + _MAX_PROMPT_ROWS,
+    *range(768, USUAL_PREFILL_TOKENS + 1, 128),
+    USUAL_PREFILL_TOKENS + _MAX_PROMPT_ROWS,
 )
-"""Up to the usual chunk and a token of every row. Larger steps can hide their launches.
+"""Up to the usual chunk and a token of every row.
 
 Not 320 and 448: a layer's products alone take cuBLAS 162 us for 320 tokens and 129 for 384, and as
 long for 448 as for 512 (dense_l16, one run on an H100, 2026-11).
@@ -38,6 +40,11 @@ _CROWDED_TOKENS = (*range(256, 2048, 256), *range(2048, 4096 + 1, 512))
 """Sizes of steps of prompts with more rows. A host of one H200 needed some 30 ms to enqueue 512
 rows and 1,500 tokens, which the device has computed in 17 (dense_l16, as simulated by its profile,
 2026-11): larger steps wait for their launches, too.
+"""
+_LARGE_TOKENS = (*range(2560, 4096, 512), *range(4096, 8192 + 1, 1024))
+"""Sizes of steps of larger chunks. A host of one H200 needed 28 ms to enqueue any of them, of which
+the device has computed 4,096 tokens in half of the time (moe_l12, 2026-11). Still larger ones hide
+their launches.
 """
 _MAX_SEQUENCES = 16
 """Rows of several tokens beside which a step of prompts changes states. Kernels start for all of
@@ -145,14 +152,22 @@ def prompt_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
     return tuple(_prompt_shape(size, most, tokens_per_tile) for size in _PROMPT_TOKENS)
 
 
-def crowded_shapes(max_rows: int, tokens_per_tile: int) -> tuple[StepShape, ...]:
-    """The same of more rows than `prompt_shapes` have room for; none if these hold `max_rows`."""
-    if _are_few(max_rows):
-        return ()
+def large_shapes(
+    max_rows: int, tokens_per_tile: int, max_prefill_tokens: int
+) -> tuple[StepShape, ...]:
+    """The same of more tokens, or more rows, than `prompt_shapes` have room for.
+
+    `max_prefill_tokens`: those of prompts in a step, beside which others decode.
+    """
+    sizes = {size for size in _LARGE_TOKENS if size <= max_prefill_tokens}
+    if sizes and max_prefill_tokens <= max(_LARGE_TOKENS):
+        sizes.add(max_prefill_tokens + min(max_rows, _MAX_PROMPT_ROWS))
+    if not _are_few(max_rows):
+        sizes.update(_CROWDED_TOKENS)
     return tuple(
         # Each row has a token at least.
         _prompt_shape(size, min(max_rows, size), tokens_per_tile)
-        for size in _CROWDED_TOKENS
+        for size in sorted(sizes)
     )
 
 

@@ -70,7 +70,7 @@ class StepSizes:
         return cls(
             max_slots=scheduler.max_running_requests,
             max_model_len=max_model_len,
-            max_prefill_tokens=scheduler.chunked_prefill_tokens or scheduler.max_prefill_tokens,
+            max_prefill_tokens=scheduler.prefill_budget,
             max_step_tokens=scheduler.max_step_tokens(max_model_len),
         )
 
@@ -175,13 +175,14 @@ class ShapedModel:
             page_size=page_size,
             max_slots=self._sizes.max_slots,
             max_model_len=self._sizes.max_model_len,
+            max_prefill_tokens=self._sizes.max_prefill_tokens,
             device=META,
         )
 
     def try_steps(self) -> None:
         """Run steps of every kind and of sizes between which no kernel changes."""
         runner = self.runner
-        runner.warm_up(self._sizes.max_prefill_tokens)
+        runner.warm_up()
         runner.run_shapes()
         for num_tokens in tried_tokens(self._sizes.max_step_tokens):
             runner.run_whole(num_tokens)

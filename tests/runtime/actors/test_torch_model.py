@@ -57,7 +57,7 @@ def test_weights_pages_and_largest_steps_fill_the_fraction_and_stay_within_it(
     loaded = load_gpu_model(config, RankPlace(rank=0, device_index=0))
     model = loaded.prepare(loaded.report.num_pages)
     assert isinstance(model.runner, ModelRunner)
-    model.runner.warm_up(8192)
+    model.runner.warm_up()
     torch.cuda.synchronize()
 
     # Pages and weights have addresses of their own, which torch does not count.

@@ -115,12 +115,12 @@ def test_an_adjusted_row_takes_memory_outside_of_the_graphs(decoder: Decoder) ->
 
 def test_sampling_the_largest_batch_takes_no_more_than_warm_up_did(decoder: Decoder) -> None:
     runner = make_runner(decoder, 16)
-    runner.warm_up(64)
+    runner.warm_up()
     runner.capture_graphs()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    runner.warm_up(64)
+    runner.warm_up()
     expected = torch.cuda.max_memory_allocated()
     everything = replace(
         LOGPROBS, temperature=1.0, top_k=9, top_p=0.5, presence_penalty=1.0, frequency_penalty=1.0
@@ -149,7 +149,7 @@ def compiled() -> Iterator[list[str]]:
 
 def test_no_step_compiles_a_kernel_after_start_up(decoder: Decoder, compiled: list[str]) -> None:
     runner = make_runner(decoder, 16)
-    runner.warm_up(512)
+    runner.warm_up()
     runner.capture_graphs()
     del compiled[:]
 

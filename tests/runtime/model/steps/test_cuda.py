@@ -203,7 +203,7 @@ def decoder(request: pytest.FixtureRequest) -> Decoder:
 @pytest.fixture(params=[False, True], ids=["eager", "graphs"])
 def cuda_runner(decoder: Decoder, request: pytest.FixtureRequest) -> ModelRunner:
     runner = make_runner(copy_to_cuda(decoder), torch.device("cuda"))
-    runner.warm_up(64)
+    runner.warm_up()
     if request.param:
         runner.capture_graphs()
     return runner

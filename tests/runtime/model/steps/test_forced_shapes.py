@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel
-from raydix.runtime.model.steps.step_shapes import crowded_shapes
+from raydix.runtime.model.steps.step_shapes import large_shapes
 from tests.runtime.model.steps.plan_driver import PlanDriver, Row, tokens_of
 from tests.runtime.model.steps.uncaptured_steps import without_graphs
 
@@ -43,7 +43,7 @@ STEPS = {
 }
 
 
-CROWDED = crowded_shapes(200, 16)[::6]
+LARGE = large_shapes(200, 16, 2048)[::6]
 """Some shapes of engines that have many more slots; their rows are mostly padding here."""
 NUM_SHAPES = {"one decode": 37, "decodes": 31, "extension": 29, "prompts": 25}
 """The number of shapes that hold them: all but smaller ones, and those of one row or single tokens.
@@ -58,7 +58,7 @@ def test_every_shape_that_holds_a_step_gives_what_its_operations_give(
     expected = tokens_of(plain.step(STEPS[kind](plain)))
 
     num_forced = 0
-    for shape in (*plain.runner.captured_shapes(), *CROWDED):
+    for shape in (*plain.runner.captured_shapes(), *LARGE):
         driver = PlanDriver(small_model)
         rows = STEPS[kind](driver)
         steps = without_graphs(driver.runner)

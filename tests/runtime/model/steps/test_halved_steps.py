@@ -48,6 +48,7 @@ def make_runner(decoder: Decoder, *, is_halved: bool) -> ModelRunner:
         page_size=8,
         max_slots=5,
         max_model_len=64,
+        max_prefill_tokens=5000,
         device=decoder.device,
         is_halved=(lambda num_tokens: True) if is_halved else never_halved,
     )
@@ -89,7 +90,7 @@ def test_a_gpu_measures_what_halves_gain(tmp_path: Path) -> None:
     decoder = make_group_of_one(SPEC, torch.device("cuda"))
     runner = make_runner(decoder, is_halved=False)
 
-    times = step_times(runner, decoder, 5000, tmp_path / "meeting")
+    times = step_times(runner, decoder, tmp_path / "meeting")
 
     assert [each.num_tokens for each in times] == [4096, 5000]
     assert min(each.halved_s for each in times) > 0

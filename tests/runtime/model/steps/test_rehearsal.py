@@ -13,7 +13,7 @@ def test_a_rehearsal_leaves_every_slot_free_and_writes_no_page(small_model: Load
     runner = driver.runner
     before = [pool[1:].clone() for pool in driver.pools]
 
-    rehearse(runner, 64)
+    rehearse(runner)
 
     assert not runner.slots.is_taken.any()
     for pool, was in zip(driver.pools, before, strict=True):
@@ -23,7 +23,7 @@ def test_a_rehearsal_leaves_every_slot_free_and_writes_no_page(small_model: Load
 def test_a_model_that_keeps_states_is_rehearsed(state_model: LoadedModel) -> None:
     runner = PlanDriver(state_model).runner
 
-    rehearse(runner, 64)
+    rehearse(runner)
 
     assert not runner.slots.is_taken.any()
 

@@ -28,10 +28,10 @@ from raydix.runtime.model.steps.step_shapes import (
     TILE_NAMES,
     TOKEN_NAMES,
     StepShape,
-    crowded_shapes,
     decode_shapes,
     extension_shapes,
     keeping_states,
+    large_shapes,
     prompt_shapes,
 )
 
@@ -196,7 +196,7 @@ def test_tiles_hold_every_token_of_an_extension_once(slots: RequestSlots, num_to
         *extension_shapes(MAX_MODEL_LEN, 16),
         *prompt_shapes(MAX_SLOTS, MAX_MODEL_LEN),
         *prompt_shapes(MAX_SLOTS, 16),
-        *crowded_shapes(200, 16),
+        *large_shapes(200, 16, 2048),
     ],
 )
 def test_what_is_all_padding_touches_the_scratch_slot_and_the_padding_page_alone(

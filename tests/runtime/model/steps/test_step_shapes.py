@@ -4,10 +4,10 @@ import pytest
 from raydix.runtime.model.steps.step_shapes import (
     EXTENSION_TOKENS,
     choose_prompt_shape,
-    crowded_shapes,
     decode_shapes,
     extension_shapes,
     keeping_states,
+    large_shapes,
     padded_tokens,
     prompt_shapes,
 )
@@ -80,7 +80,7 @@ def test_a_shape_of_prompts_has_tiles_enough_for_its_rows() -> None:
 
 
 def test_prompts_beside_many_decodes_have_shapes_of_their_own() -> None:
-    shapes = (*prompt_shapes(512, 128), *crowded_shapes(512, 128))
+    shapes = (*prompt_shapes(512, 128), *large_shapes(512, 128, 2048))
 
     for num_decodes in (130, 300, 511):
         for length in (2, 100, 1000, 2047, 4096 - num_decodes):
@@ -95,12 +95,29 @@ def test_prompts_beside_many_decodes_have_shapes_of_their_own() -> None:
 
 
 def test_a_few_rows_more_than_usual_are_padding_rather_than_shapes() -> None:
-    assert not crowded_shapes(128, 16)
-    assert not crowded_shapes(160, 16)
+    assert not large_shapes(128, 16, 2048)
+    assert not large_shapes(160, 16, 2048)
     assert {each.num_rows for each in prompt_shapes(160, 16)} == {160}
     assert {each.num_rows for each in prompt_shapes(161, 16)} == {128}
-    assert {each.num_rows for each in crowded_shapes(161, 16)} == {161}
-    assert min(each.num_rows for each in crowded_shapes(512, 16)) == 256, "a token each"
+    assert {each.num_rows for each in large_shapes(161, 16, 2048)} == {161}
+    assert min(each.num_rows for each in large_shapes(512, 16, 2048)) == 256, "a token each"
+
+
+@pytest.mark.parametrize("max_rows", [8, 512])
+def test_chunks_larger_than_usual_are_captured_with_little_padding(max_rows: int) -> None:
+    shapes = (*prompt_shapes(max_rows, 128), *large_shapes(max_rows, 128, 8192))
+
+    for length in (2177, 2900, 4097, 5000, 8192):
+        for num_decodes in (0, 7):
+            shape = choose_prompt_shape(np.array([*[1] * num_decodes, length]), shapes)
+            assert shape is not None
+            padding = shape.num_tokens - num_decodes - length
+            assert padding < 0.25 * length
+            assert padding == 0 or length < 8192 or num_decodes
+    assert choose_prompt_shape(np.array([8192 + 129]), shapes) is None
+    assert not large_shapes(8, 128, 2048), "no step has so many tokens"
+    assert max(each.num_tokens for each in large_shapes(8, 128, 3000)) == 3008
+    assert max(each.num_tokens for each in large_shapes(8, 128, 32768)) == 8192
 
 
 @pytest.mark.parametrize(
