@@ -211,8 +211,24 @@ def _lines(
     if config.model.device == "cuda":
         for name, gpu in GPUS.items():
             lacking = _lacking_key(config, gpu.capability)
-            fit = _fit(config, model, gpu.num_bytes) if lacking is None else f"has no {lacking}"
+            if lacking is None:
+                own = _measured_on(config, model, gpu.capability)
+                fit = _fit(config, own, gpu.num_bytes)
+                if own.checkpoint.quantisation.way != model.checkpoint.quantisation.way:
+                    fit += f" (way: {own.checkpoint.quantisation.way})"
+            else:
+                fit = f"has no {lacking}"
             yield f"  {name}: {fit}"
+
+
+def _measured_on(
+    config: EngineConfig, model: "ModelSizes", capability: tuple[int, int]
+) -> "ModelSizes":
+    """The model as a GPU of this capability holds its weights, of which `model` may hold others."""
+    served = model.checkpoint.served(config.quantization, "cuda", capability)
+    if served.quantisation.way == model.checkpoint.quantisation.way:
+        return model
+    return measure_checkpoint(config, capability)
 
 
 def _lacking_key(config: EngineConfig, capability: tuple[int, int]) -> str | None:

@@ -58,8 +58,15 @@ class EngineConfig(Section):
 
     @property
     def quantization(self) -> QuantizationWay:
-        """How quantised weights are held: products of float8 have no fixed order."""
-        return QuantizationWay.RESTORE if self.model.deterministic else self.model.quantization
+        """How quantised weights are held, if the GPU has kernels for it.
+
+        Products of float8 have no fixed order, and are as exact as bfloat16 at best.
+        """
+        model = self.model
+        is_exact = model.deterministic or model.dtype != "bfloat16"
+        if is_exact and model.quantization is QuantizationWay.AUTO:
+            return QuantizationWay.RESTORE
+        return model.quantization
 
     @property
     def stores_experts(self) -> bool:

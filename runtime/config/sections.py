@@ -44,7 +44,8 @@ class ModelSection(Section):
         QuantizationWay.AUTO,
         description="What becomes of quantised weights. restore: floats of model.dtype. native: "
         "float8 stays, and is multiplied by inputs rounded to float8; four bits stay, and count as "
-        "the floats that they stand for. auto: as restore.",
+        "the floats that they stand for. auto: float8 stays where model.dtype is bfloat16 and the "
+        "GPU has kernels for it (H100, H200); all else is restored.",
     )
     max_model_len: Count | None = Field(
         None,

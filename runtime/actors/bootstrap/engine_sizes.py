@@ -52,10 +52,13 @@ class EngineSizes:
         )
 
 
-def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
+def measure_checkpoint(
+    config: EngineConfig, capability: tuple[int, int] | None = None
+) -> "ModelSizes":
     """Sizes of the configured model by its config.json alone; slow, as it imports torch.
 
-    Raises CheckpointError, or ConfigError if the model cannot be divided among so many ranks.
+    capability: that of its GPUs; None: of the one that is here, if there is one. Raises
+    CheckpointError, or ConfigError if the model cannot be divided among so many ranks.
     """
     # What is missing is told at once.
     folder = settings_folder(config.model.path)
@@ -73,6 +76,7 @@ def measure_checkpoint(config: EngineConfig) -> "ModelSizes":
         codec=config.cache.codec,
         way=config.quantization,
         device=config.model.device,
+        capability=capability,
     )
     if config.model.deterministic:
         require_fixed_order(sizes.checkpoint.spec)

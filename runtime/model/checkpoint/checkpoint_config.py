@@ -15,7 +15,7 @@ from raydix.runtime.model.checkpoint.native_weights import kept_forms, with_scal
 from raydix.runtime.model.checkpoint.quantization_config import find_quantisation
 from raydix.runtime.model.families.refused import NOT_COMPUTED
 from raydix.runtime.model.families.table import Family
-from raydix.runtime.model.formats.definition import NATIVE, Quantisation
+from raydix.runtime.model.formats.definition import NATIVE, RESTORE, Quantisation
 from raydix.runtime.model.spec.rope_spec import REMEDY, LongRope, longest_context, positive
 from raydix.runtime.model.spec.spec import AttentionSpec, LayerSpec, ModelSpec, ropes_of
 
@@ -68,13 +68,14 @@ class CheckpointConfig:
         For the arguments, and what is raised, see `kept_forms`. Raises ConfigError, too, if
         nothing can stay so, though all should.
         """
-        may_stay, spec = kept_forms(way, device, capability), self.spec
-        if may_stay is not None and self.quantisation.config is not None:
-            layouts = self.quantisation.layouts
-            spec = with_scaled_parts(self.spec, self.family.value, layouts, may_stay)
-        if any(layer.scaled for layer in spec.layers):
-            return replace(self, spec=spec, quantisation=replace(self.quantisation, way=NATIVE))
-        if way is QuantizationWay.NATIVE:
+        may_stay, quantisation = kept_forms(way, device, capability), self.quantisation
+        # What another GPU would keep does not count.
+        layers = tuple(replace(layer, scaled=()) for layer in self.spec.layers)
+        spec = replace(self.spec, layers=layers)
+        if may_stay is not None and quantisation.config is not None:
+            spec = with_scaled_parts(spec, self.family.value, quantisation.layouts, may_stay)
+        stay = any(layer.scaled for layer in spec.layers)
+        if way is QuantizationWay.NATIVE and not stay:
             raise ConfigError(
                 f"model.quantization is native, but of {self.quantisation.description} no weight "
                 f"can stay as it is stored on {device}; expected float8 with a scale per block of "
@@ -82,7 +83,9 @@ class CheckpointConfig:
                 f"{KERNEL_GROUP} inputs, which are in order. Set model.quantization to auto or "
                 "restore."
             )
-        return self
+        return replace(
+            self, spec=spec, quantisation=replace(quantisation, way=NATIVE if stay else RESTORE)
+        )
 
     def up_to(self, max_model_len: int | None) -> "CheckpointConfig":
         """The same for requests of at most so many tokens; None: as many as the model knows."""

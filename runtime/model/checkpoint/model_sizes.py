@@ -72,15 +72,18 @@ def measure_model(
     codec: Codec = Codec.NONE,
     way: QuantizationWay = QuantizationWay.RESTORE,
     device: str = "cpu",
+    capability: tuple[int, int] | None = None,
 ) -> ModelSizes:
     """Sizes of the model in `folder`, of which config.json is read.
 
-    kv_dtype: that of cached keys and values; None: `dtype`. way, device: as of `kept_forms`, on
-    the GPU that is here, if there is one. Raises CheckpointError for a model that is not supported,
-    ConfigError if its heads cannot be divided among `tp` ranks, or its pages not be cached so.
+    kv_dtype: that of cached keys and values; None: `dtype`. way, device, capability: as of
+    `kept_forms`; None: of the GPU that is here, if there is one. Raises CheckpointError for a model
+    that is not supported, ConfigError if its heads cannot be divided among `tp` ranks, or its pages
+    not be cached so.
     """
     has_gpu = device == "cuda" and torch.cuda.is_available()
-    capability = torch.cuda.get_device_capability() if has_gpu else None
+    if capability is None and has_gpu:
+        capability = torch.cuda.get_device_capability()
     config = read_checkpoint_config(folder).served(way, device, capability)
     spec = config.spec
     groups = derive_kv_groups(spec.layers)

@@ -46,14 +46,16 @@ def kept_forms(
 ) -> MayStay | None:
     """The forms in which weights may stay on a device; None: all are restored.
 
-    capability: that of the GPU; None: it is not known. Raises ConfigError if weights are to stay
-    on a GPU that has no kernels for them.
+    capability: that of the GPU; None: it is not known, and weights stay only if they are to. Raises
+    ConfigError if they are to stay on a GPU that has no kernels for them.
     """
     match way, device:
-        case (QuantizationWay.RESTORE | QuantizationWay.AUTO, _):
-            # Products of float8 of 256 tokens and more were slower than bf16's on an H100, and
-            # those of four bits have not run on one (docs/formats.md).
+        case QuantizationWay.RESTORE, _:
             return None
+        case QuantizationWay.AUTO, _:
+            # Those of four bits are slower than bf16 where tokens are many (docs/formats.md).
+            has_kernels = device == "cuda" and capability == _KERNEL_CAPABILITY
+            return _float8_with_kernel if has_kernels else None
         case QuantizationWay.NATIVE, "cpu":
             return _any_form
         case _:
@@ -70,8 +72,12 @@ def _any_form(form: KeptForm) -> bool:
     return True
 
 
+def _float8_with_kernel(form: KeptForm) -> bool:
+    return not isinstance(form, Int4Groups) and form in KERNEL_BLOCKS
+
+
 def _any_with_kernel(form: KeptForm) -> bool:
-    return form.has_kernel if isinstance(form, Int4Groups) else form in KERNEL_BLOCKS
+    return form.has_kernel if isinstance(form, Int4Groups) else _float8_with_kernel(form)
 
 
 def with_scaled_parts(

@@ -1,6 +1,7 @@
 """What an engine would take, told without starting it."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +188,20 @@ def test_gpus_that_lack_what_is_asked_for_do_not_fit(
     assert "A100 80GB: has no model.quantization native" in told
     assert "B200: has no model.quantization native" in told
     assert "H200: fits, with " in told
+
+
+def test_each_gpu_is_told_by_what_it_would_keep(run: Run, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    asked = ("config", "check", str(tmp_path), *CUDA, "--set", "parallel.tp=8")
+
+    assert run(*asked) == 0
+    told = capsys.readouterr().out
+    assert "(way: restore)" in told
+    assert "A100 80GB: does not fit\n" in told
+    assert re.search(r"H200: fits, with [\d,]+ tokens of L1 per rank \(way: native\)", told)
+
+    assert run(*asked, "--set", "model.dtype=float16") == 0
+    assert "way: native" not in capsys.readouterr().out, "kernels are for bfloat16"
 
 
 def test_gpus_without_float8_cannot_cache_it(run: Run, capsys: Capture, model: str) -> None:

@@ -180,3 +180,20 @@ def test_the_schema_accepts_sizes_as_the_configuration_does() -> None:
     accepted = ["96GiB", "1.5 kb", "64"]
     assert [each for each in accepted if re.search(text["pattern"], each)] == accepted
     assert not [each for each in ("GiB", "1 GiBs", "-1MiB") if re.search(text["pattern"], each)]
+
+
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        ({}, "restore"),
+        ({"dtype": "bfloat16"}, "auto"),
+        ({"dtype": "float16"}, "restore"),
+        ({"dtype": "bfloat16", "deterministic": True}, "restore"),
+        ({"dtype": "float32", "quantization": "native"}, "native"),
+        ({"dtype": "bfloat16", "quantization": "restore"}, "restore"),
+    ],
+)
+def test_float8_may_stay_by_itself_in_bfloat16_alone(
+    tmp_path: Path, model: Mapping[str, Any], way: str
+) -> None:
+    assert load_config(tmp_path, {"model": model}).quantization == way

@@ -72,7 +72,7 @@ IN_GROUPS = Int4Groups(128)
         (QuantizationWay.AUTO, "cpu", None, ()),
         (QuantizationWay.NATIVE, "cpu", None, ((16, 16), IN_BLOCKS, Int4Groups(16), IN_GROUPS)),
         (QuantizationWay.RESTORE, "cuda", HOPPER, ()),
-        (QuantizationWay.AUTO, "cuda", HOPPER, ()),
+        (QuantizationWay.AUTO, "cuda", HOPPER, (IN_BLOCKS,)),
         (QuantizationWay.AUTO, "cuda", AMPERE, ()),
         (QuantizationWay.AUTO, "cuda", None, ()),
         (QuantizationWay.NATIVE, "cuda", HOPPER, (IN_BLOCKS, IN_GROUPS)),
@@ -88,6 +88,17 @@ def test_weights_stay_where_it_is_asked_for_and_there_are_kernels(
     may_stay = kept_forms(way, device, capability)
     forms: list[KeptForm] = [(16, 16), IN_BLOCKS, Int4Groups(16), IN_GROUPS]
     assert tuple(each for each in forms if may_stay is not None and may_stay(each)) == stays
+
+
+def test_what_another_gpu_would_keep_is_restored_on_one_without_kernels(tmp_path: Path) -> None:
+    folder, _ = make_quantised(tmp_path, Family.QWEN3, "float8 per output")
+    config = read_checkpoint_config(folder)
+
+    kept = config.served(QuantizationWay.AUTO, "cuda", HOPPER)
+
+    assert kept.quantisation.way == "native"
+    assert kept.served(QuantizationWay.AUTO, "cuda", AMPERE) == config
+    assert config.served(QuantizationWay.AUTO, "cuda", None) == config
 
 
 def test_a_gpu_without_kernels_is_refused_where_float8_is_to_stay() -> None:
