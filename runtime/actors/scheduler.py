@@ -29,6 +29,7 @@ from raydix.runtime.actors.traffic import Traffic
 from raydix.runtime.actors.turns import Turns
 from raydix.runtime.cache.page_key import TOKEN_BYTES
 from raydix.runtime.garbage import spare_long_lived_objects
+from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.metrics import read_samples
 from raydix.runtime.model.grammars.compiling import CompilerSetup
@@ -276,6 +277,10 @@ class SchedulerActor:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case SendClient():
+                failure = effect.delta.failure
+                if failure is not None and failure.kind is FailureKind.MODEL_FAILED:
+                    # Whoever runs the engine can do something about it, unlike its callers.
+                    logger.error("%s", failure.message)
                 self._clients.add(effect.client_id, effect.delta)
             case SendTokens():
                 self._clients.add_tokens(effect.client_id, effect.askings, effect.token_ids)

@@ -38,7 +38,7 @@ def break_token(folder: Path, reference: Reference, expected: list[Expected]) ->
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_broken_requests_fail_alone_and_leave_pages_that_others_can_use(
-    references: References, tmp_path: Path, temperature: float
+    references: References, tmp_path: Path, temperature: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = references(Family.LLAMA)
     expected = reference.expect(PROMPTS)
@@ -64,3 +64,5 @@ async def test_broken_requests_fail_alone_and_leave_pages_that_others_can_use(
         stats = await engine.check()
 
     assert stats["scheduler"]["failed_model_failed"] == 9
+    told = [record for record in caplog.records if "is not finite" in record.message]
+    assert len(told) == 9, "the engine's log says so, too"

@@ -120,7 +120,7 @@ def _read_layout(where: str, stored_as: object, weights: Mapping[str, Any]) -> t
     is_symmetric = bool(weights.get("symmetric", True))
     told = f"{stored_as} ({weights.get('strategy')})"
     match stored_as, kind, bits:
-        case "pack-quantized", "int", (2 | 4 | 8):
+        case "pack-quantized", "int", int(2 | 4 | 8):
             group = _read_group_size(where, weights)
             return PackedLayout(
                 bits=bits,

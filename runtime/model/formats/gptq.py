@@ -77,7 +77,7 @@ def _read_rule(config: Mapping[str, Any], name: str, changes: object) -> _Rule:
 
 def _read_layout(config: Mapping[str, Any]) -> GptqLayout:
     bits = config.get("bits")
-    if bits not in _BITS:
+    if not isinstance(bits, int) or bits not in _BITS:
         raise CheckpointError(
             f"quantization_config.bits is {bits!r}; supported are {', '.join(map(str, _BITS))}. "
             f"{_REMEDY}"

@@ -77,6 +77,10 @@ def test_exact_names_go_before_patterns_and_those_before_the_class(
             "a stores int of 3 bits as 'pack-quantized'",
         ),
         (
+            {"config_groups": {"a": group({**INT4, "num_bits": 4.0}, "Linear")}},
+            r"a stores int of 4\.0 bits as 'pack-quantized'",
+        ),
+        (
             {"config_groups": {"a": group({**INT4, "group_size": None}, "Linear")}},
             "a.weights has strategy 'group' and group_size None",
         ),

@@ -57,6 +57,7 @@ def test_rules_change_bits_of_modules_or_leave_them_out(module: str, bits: int |
     ("changes", "message"),
     [
         ({"bits": 3}, "bits is 3; supported are 2, 4, 8"),
+        ({"bits": 4.0}, r"bits is 4\.0; supported are 2, 4, 8"),
         ({"checkpoint_format": "marlin"}, "checkpoint_format 'marlin' and pack_dtype 'int32'"),
         ({"pack_dtype": "int16"}, "pack_dtype 'int16'; supported are gptq and gptq_v2, of int32"),
         ({"group_size": None}, "group_size is None; expected a whole number from 1, or -1"),
