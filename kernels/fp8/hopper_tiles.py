@@ -116,6 +116,7 @@ def pass_by(stages, used, K_BLOCKS: gl.constexpr):
         stage = each % STAGES
         mbarrier.wait(ready.index(2 * stage), each // STAGES & 1)
         mbarrier.wait(ready.index(2 * stage + 1), each // STAGES & 1)
+        thread_barrier()
         mbarrier.arrive(free.index(stage), count=1)
 
 

@@ -234,7 +234,9 @@ def _multiply(
         own_scales_ptr = scales_ptr + gl.load(experts_ptr + block).to(gl.int64) * SCALES
         if first_row < end:
             scale_ptr = own_scales_ptr + first_column // BLOCK * K_BLOCKS
-            other_ptr = scale_ptr + OTHER_ROW // BLOCK * K_BLOCKS
+            # Where there is no second part, its sums are dropped.
+            other_block = gl.minimum(first_column + OTHER_ROW, OUTPUTS - 1) // BLOCK
+            other_ptr = own_scales_ptr + other_block * K_BLOCKS
             row = first_row + gl.arange(0, ROWS, layout=SUM_ROWS)
             total, other_total = sum_blocks(
                 stages,

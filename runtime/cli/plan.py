@@ -230,9 +230,9 @@ def _tiers(
     # The engine would run on that GPU, not here, and the tiers below L1 are what is asked for.
     device = [] if gpu is None else ["model.device=cuda", "cache.l3=null", "cache.l2=null"]
     config = load_config(model, sections_of([*(settings or []), *device]))
-    sizes = size_engine(
-        config, measure_checkpoint(config), None if gpu is None else GPUS[gpu].num_bytes
-    )
+    kind = None if gpu is None else GPUS[gpu]
+    measured = measure_checkpoint(config, None if kind is None else kind.capability)
+    sizes = size_engine(config, measured, None if kind is None else kind.num_bytes)
     num_ranks = config.parallel.dp * config.parallel.tp
     chains = chains_of(question.requests, with_partial=question.with_partial)
     return _Tiers(

@@ -142,13 +142,14 @@ def _simulator(
             f"parallel.tp is {config.parallel.tp}, and a node has {question.gpus_per_node} GPUs; "
             "expected as many at least. Set --gpus-per-node."
         )
-    checkpoint = measure_checkpoint(config)
+    kind = None if gpu is None else GPUS[gpu]
+    checkpoint = measure_checkpoint(config, None if kind is None else kind.capability)
     asked = requests_of(requests, block_tokens, is_closed_loop=False)
 
     def simulate(fleet: "Fleet") -> "Outcome":
         dp = f"parallel.dp={fleet.lanes_per_node}"
         sized = load_config(model, sections_of([*(settings or []), *device, dp]))
-        sizes = size_engine(sized, checkpoint, None if gpu is None else GPUS[gpu].num_bytes)
+        sizes = size_engine(sized, checkpoint, None if kind is None else kind.num_bytes)
         service = service_of(sized, sizes, checkpoint.vocab_size, num_nodes=fleet.num_nodes)
         return Simulation(service, times, asked, Rules(seed=question.seed)).run()
 

@@ -172,7 +172,10 @@ def _num_pages(
     num_pages = largest_pools(config, layout, page_bytes, free_bytes) if free_bytes > 0 else 0
     if num_pages < 1:
         may_stay = quantisation.restores_what_could_stay
-        native = "set model.quantization to native, where weights stay small, " * may_stay
+        native = (
+            "set model.quantization to native, where weights stay small (auto keeps float8 on H100 "
+            "and H200), " * may_stay
+        )
         raise ConfigError(
             f"cache.l1.memory_fraction {l1.memory_fraction} of {format_bytes(total_device_bytes)} "
             f"leaves too little for KV, as weights and the largest steps take "

@@ -44,7 +44,8 @@ class LoadedRanks:
                 raise ConfigError(
                     f"rank {rank} loaded other weights from {self._model_path} than rank {other} "
                     f"({_shown(report)} and {_shown(known)}). "
-                    "Give every node the same checkpoint and restart the engine."
+                    "Give every node the same checkpoint and, as model.quantization auto keeps "
+                    "float8 on some GPUs alone, GPUs of one kind, and restart the engine."
                 )
 
 

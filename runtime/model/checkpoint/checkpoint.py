@@ -83,8 +83,8 @@ class LoadedModel:
         rows are rounded on their way to experts, and the weights, whole, as they are stored. The
         namespace of stored pages adds what these hold, and their shape. Nothing else counts: not
         how weights are cut over ranks, nor which device computes with those of a checkpoint, nor
-        how long a context may be. Only where ranks would cut within blocks of float8 or groups of
-        four bits, and restore those weights, does it.
+        how long a context may be. Only where `auto` keeps what another GPU restores, or ranks would
+        cut within blocks of float8 or groups of four bits, and restore those weights, does it.
         """
         dtype = str(self.decoder.dtype).encode()
         dtype += b" in a fixed order" if self.decoder.ops.has_fixed_order else b""

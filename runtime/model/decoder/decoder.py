@@ -164,6 +164,11 @@ class Decoder(nn.Module):
         return self.experts is not None and self.experts.ranks.transport is Transport.FP8
 
     @property
+    def has_latents(self) -> bool:
+        """Do some layers keep latents, which long rows expand?"""
+        return any(isinstance(layer.attention, LatentAttentionSpec) for layer in self.spec.layers)
+
+    @property
     def has_states(self) -> bool:
         """Do some layers keep a state in place of keys and values?"""
         return any(isinstance(layer.attention, GatedDeltaSpec) for layer in self.spec.layers)

@@ -7,6 +7,7 @@ from raydix.runtime.model.slots.request_slots import RequestSlots
 from raydix.runtime.model.steps.group_place import GroupPlace, LaneSizes, choose_shape
 from raydix.runtime.model.steps.step_rows import StepRows
 from raydix.runtime.model.steps.step_shapes import (
+    USUAL_PREFILL_TOKENS,
     StepShape,
     choose_prompt_shape,
     decode_shapes,
@@ -30,6 +31,9 @@ def shapes_of(
     tile_tokens = min(decoder.ops.tile_tokens, max_model_len)
     prompts = prompt_shapes(max_rows, tile_tokens)
     if place is None:
+        # A long row expands its latents, and no graph knows how far.
+        if decoder.has_latents:
+            max_prefill_tokens = min(max_prefill_tokens, USUAL_PREFILL_TOKENS)
         prompts += large_shapes(max_rows, tile_tokens, max_prefill_tokens)
     else:
         # Lanes agree on a number of tokens alone, and buffers are as large as these.

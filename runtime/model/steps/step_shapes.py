@@ -41,7 +41,7 @@ _CROWDED_TOKENS = (*range(256, 2048, 256), *range(2048, 4096 + 1, 512))
 rows and 1,500 tokens, which the device has computed in 17 (dense_l16, as simulated by its profile,
 2026-11): larger steps wait for their launches, too.
 """
-_LARGE_TOKENS = (*range(2560, 4096, 512), *range(4096, 8192 + 1, 1024))
+_LARGE_TOKENS = tuple(range(2560, 8192 + 1, 512))
 """Sizes of steps of larger chunks. A host of one H200 needed 28 ms to enqueue any of them, of which
 the device has computed 4,096 tokens in half of the time (moe_l12, 2026-11). Still larger ones hide
 their launches.
@@ -160,8 +160,11 @@ def large_shapes(
     `max_prefill_tokens`: those of prompts in a step, beside which others decode.
     """
     sizes = {size for size in _LARGE_TOKENS if size <= max_prefill_tokens}
-    if sizes and max_prefill_tokens <= max(_LARGE_TOKENS):
+    if USUAL_PREFILL_TOKENS < max_prefill_tokens <= max(_LARGE_TOKENS):
+        # Full chunks beside decodes: few, and up to all that there may be.
         sizes.add(max_prefill_tokens + min(max_rows, _MAX_PROMPT_ROWS))
+        sizes.update(range(max_prefill_tokens + 512, max_prefill_tokens + max_rows, 512))
+        sizes.add(max_prefill_tokens + max_rows)
     if not _are_few(max_rows):
         sizes.update(_CROWDED_TOKENS)
     return tuple(

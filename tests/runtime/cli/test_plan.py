@@ -8,6 +8,7 @@ import pytest
 
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
+from tests.quantised_checkpoints import make_quantised
 
 Run = Callable[..., int]
 Capture = pytest.CaptureFixture[str]
@@ -57,6 +58,21 @@ def test_a_model_and_a_gpu_say_how_many_blocks_fit(
     [smallest, *_] = [point for point in figures["tiers"] if point["tier"] == "L1"]
     assert smallest["num_blocks"] > 10**6
     assert figures["mixes"][0]["total"] == pytest.approx(figures["infinite"]), "all fits"
+
+
+def test_weights_that_a_gpu_keeps_in_float8_leave_more_room_for_pages(
+    run: Run, capsys: Capture, trace: str, tmp_path: Path
+) -> None:
+    folder, _ = make_quantised(tmp_path, Family.QWEN3, "float8 per output")
+
+    def l1_bytes(gpu: str, way: str) -> int:
+        arguments = ["--model", str(folder), "--gpu", gpu, "--block-tokens", "16", "--json"]
+        setting = f"model.quantization={way}"
+        assert run("plan", trace, *arguments, "--set", setting) == 0
+        return int(json.loads(capsys.readouterr().out)["choice"]["l1_bytes"])
+
+    assert l1_bytes("H200", "auto") == l1_bytes("H200", "native") > l1_bytes("H200", "restore")
+    assert l1_bytes("A100 80GB", "auto") == l1_bytes("A100 80GB", "restore")
 
 
 @pytest.mark.parametrize(

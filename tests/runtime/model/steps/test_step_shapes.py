@@ -108,16 +108,26 @@ def test_chunks_larger_than_usual_are_captured_with_little_padding(max_rows: int
     shapes = (*prompt_shapes(max_rows, 128), *large_shapes(max_rows, 128, 8192))
 
     for length in (2177, 2900, 4097, 5000, 8192):
-        for num_decodes in (0, 7):
+        for num_decodes in (0, 7, max_rows - 1):
             shape = choose_prompt_shape(np.array([*[1] * num_decodes, length]), shapes)
             assert shape is not None
             padding = shape.num_tokens - num_decodes - length
-            assert padding < 0.25 * length
+            assert padding < 0.2 * length
             assert padding == 0 or length < 8192 or num_decodes
-    assert choose_prompt_shape(np.array([8192 + 129]), shapes) is None
+    assert choose_prompt_shape(np.array([8192 + max_rows + 1]), shapes) is None
     assert not large_shapes(8, 128, 2048), "no step has so many tokens"
     assert max(each.num_tokens for each in large_shapes(8, 128, 3000)) == 3008
     assert max(each.num_tokens for each in large_shapes(8, 128, 32768)) == 8192
+
+
+@pytest.mark.parametrize("max_rows", [8, 160, 161, 512])
+@pytest.mark.parametrize("chunk", [2304, 2496, 2560, 4096, 8192])
+def test_a_full_chunk_beside_any_decodes_has_a_shape(chunk: int, max_rows: int) -> None:
+    shapes = (*prompt_shapes(max_rows, 128), *large_shapes(max_rows, 128, chunk))
+
+    for num_decodes in {0, 1, max_rows // 2, max_rows - 1}:
+        rows = np.array([*[1] * num_decodes, chunk])
+        assert choose_prompt_shape(rows, shapes) is not None
 
 
 @pytest.mark.parametrize(
