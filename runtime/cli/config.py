@@ -27,6 +27,10 @@ def check(
     source: Source = None,
     settings: Settings = None,
     *,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="The kind of GPU, as H100 or 'A100 80GB', in place of --gpu-memory."),
+    ] = None,
     gpu_memory: Annotated[
         str | None,
         typer.Option(help="Memory of each GPU, as 80GiB. Default: that of this machine's, if any."),
@@ -48,6 +52,7 @@ def check(
     require_distinct_ports(config, http=http, listen=listen)
     print_report(
         config,
+        gpu=gpu,
         device_bytes=bytes_of("--gpu-memory", gpu_memory),
         node_bytes=bytes_of("--node-memory", node_memory),
         as_json=as_json,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydix.errors import CheckpointError, ConfigError
@@ -52,6 +52,8 @@ class Machine:
 
     device_bytes: int | None
     """Memory of each GPU."""
+    capability: tuple[int, int] | None = None
+    """The compute capability of GPUs that are elsewhere; None: that of those here, if any."""
     node_bytes: int | None
     """Memory that the node can still give."""
     num_cpus: int | None
@@ -95,20 +97,36 @@ class Report:
         }
 
 
+def named_gpu(name: str) -> GpuKind:
+    """The kind of GPU of that name. Raises ConfigError if there is none."""
+    if name not in GPUS:
+        raise ConfigError(f"--gpu is {name!r}; expected one of {', '.join(GPUS)}.")
+    return GPUS[name]
+
+
 def print_report(
     config: EngineConfig,
     *,
+    gpu: str | None = None,
     device_bytes: int | None = None,
     node_bytes: int | None = None,
     as_json: bool = False,
 ) -> None:
     """Print what an engine takes. Raises ConfigError, after that, for what does not fit.
 
-    device_bytes, node_bytes: as of `Machine`; None: those of this machine, where it could be the
-    engine's.
+    gpu: one of GPUS; device_bytes, node_bytes: as of `Machine`; None: those of this machine, where
+    it could be the engine's.
     """
     with standard_output(as_json) as (console, stdout):
-        report = check_config(config, machine_at_hand(config, device_bytes, node_bytes))
+        kind = None if gpu is None else named_gpu(gpu)
+        if kind is not None and device_bytes is not None:
+            raise ConfigError("--gpu and --gpu-memory both say what a GPU has. Leave one out.")
+        if kind is not None:
+            device_bytes = kind.num_bytes
+        machine = machine_at_hand(config, device_bytes, node_bytes)
+        if kind is not None:
+            machine = replace(machine, capability=kind.capability)
+        report = check_config(config, machine)
         if as_json:
             print_json(report.figures(), stdout)
         else:
@@ -127,8 +145,8 @@ def machine_at_hand(
     is_cpu, num_cpus = config.model.device == "cpu", None
     if is_cpu and device_bytes is not None:
         raise ConfigError(
-            "--gpu-memory is given, but model.device is cpu, where no GPU is used. Set "
-            "model.device to cuda (--set model.device=cuda), or leave --gpu-memory out."
+            "--gpu-memory or --gpu is given, but model.device is cpu, where no GPU is used. Set "
+            "model.device to cuda (--set model.device=cuda), or leave it out."
         )
     if not is_cpu and device_bytes is None:
         device_bytes = _own_device_bytes()
@@ -156,8 +174,10 @@ def _own_device_bytes() -> int | None:
 
 def check_config(config: EngineConfig, machine: Machine) -> Report:
     """Size an engine. Raises CheckpointError or ConfigError if that cannot be done at all."""
-    model = measure_checkpoint(config)
+    model = measure_checkpoint(config, machine.capability)
     problems: list[str] = []
+    if machine.capability is not None and (lacking := _lacking_key(config, machine.capability)):
+        problems.append(f"The GPU has no {lacking}.")
     try:
         sizes = size_engine(config, model, machine.device_bytes)
     except ConfigError as error:

@@ -223,14 +223,12 @@ def _tiers(
 
     # Imported here, as they bring torch.
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
-    from raydix.runtime.cli.config_check import GPUS
+    from raydix.runtime.cli.config_check import named_gpu
 
-    if gpu is not None and gpu not in GPUS:
-        raise ConfigError(f"--gpu is {gpu!r}; expected one of {', '.join(GPUS)}.")
+    kind = None if gpu is None else named_gpu(gpu)
     # The engine would run on that GPU, not here, and the tiers below L1 are what is asked for.
     device = [] if gpu is None else ["model.device=cuda", "cache.l3=null", "cache.l2=null"]
     config = load_config(model, sections_of([*(settings or []), *device]))
-    kind = None if gpu is None else GPUS[gpu]
     measured = measure_checkpoint(config, None if kind is None else kind.capability)
     sizes = size_engine(config, measured, None if kind is None else kind.num_bytes)
     num_ranks = config.parallel.dp * config.parallel.tp

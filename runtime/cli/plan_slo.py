@@ -123,7 +123,7 @@ def _simulator(
 ) -> "tuple[Callable[[Fleet], Outcome], dict[str, int]]":
     """What simulates a size of the service, and what bounds a node's."""
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
-    from raydix.runtime.cli.config_check import GPUS
+    from raydix.runtime.cli.config_check import named_gpu
     from raydix.runtime.cli.simulated_service import service_of
     from raydix.runtime.foresight.simulator.requests import requests_of
     from raydix.runtime.foresight.simulator.simulation import Simulation
@@ -132,8 +132,7 @@ def _simulator(
     model, settings, gpu = engine.model, engine.settings, engine.gpu
     if model is None:
         raise ConfigError("--slo simulates engines. Add --model CONFIG, a configuration of theirs.")
-    if gpu is not None and gpu not in GPUS:
-        raise ConfigError(f"--gpu is {gpu!r}; expected one of {', '.join(GPUS)}.")
+    kind = None if gpu is None else named_gpu(gpu)
     device = [] if gpu is None else ["model.device=cuda"]
     config = load_config(model, sections_of([*(settings or []), *device, "parallel.dp=1"]))
     max_lanes = question.gpus_per_node // config.parallel.tp
@@ -142,7 +141,6 @@ def _simulator(
             f"parallel.tp is {config.parallel.tp}, and a node has {question.gpus_per_node} GPUs; "
             "expected as many at least. Set --gpus-per-node."
         )
-    kind = None if gpu is None else GPUS[gpu]
     checkpoint = measure_checkpoint(config, None if kind is None else kind.capability)
     asked = requests_of(requests, block_tokens, is_closed_loop=False)
 

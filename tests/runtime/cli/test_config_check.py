@@ -200,6 +200,11 @@ def test_each_gpu_is_told_by_what_it_would_keep(run: Run, capsys: Capture, tmp_p
     assert "A100 80GB: does not fit\n" in told
     assert re.search(r"H200: fits, with [\d,]+ tokens of L1 per rank \(way: native\)", told)
 
+    assert run(*asked, "--gpu", "H200") == 0
+    assert "(way: native)" in capsys.readouterr().out
+    assert run(*asked, "--gpu", "A100 80GB") == 1
+    assert "leaves too little for KV" in capsys.readouterr().err
+
     assert run(*asked, "--set", "model.dtype=float16") == 0
     assert "way: native" not in capsys.readouterr().out, "kernels are for bfloat16"
 
@@ -282,6 +287,13 @@ def test_what_is_kept_and_what_is_read_are_told_apart(
         (
             ["--set", "cache.l2={bytes_per_node: 64}"],
             "the host arena of 64 bytes holds 0 pages of ",
+        ),
+        ([*CUDA, "--gpu", "H9"], "--gpu is 'H9'; expected one of L4, L40S, A100 40GB"),
+        (["--gpu", "H100"], "--gpu is given, but model.device is cpu"),
+        ([*CUDA, "--gpu", "H100", "--gpu-memory", "9GiB"], "both say what a GPU has"),
+        (
+            [*CUDA, "--gpu", "A100 80GB", "--set", "cache.kv_dtype=fp8_e4m3"],
+            "The GPU has no cache.kv_dtype fp8_e4m3",
         ),
         (["--gpu-memory", "much"], "--gpu-memory is 'much'; expected bytes or a number"),
     ],
