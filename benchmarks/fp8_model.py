@@ -4,10 +4,9 @@
 
 The time per output token of moe_l12 at several batch sizes, through `AsyncLLM`, on Ray, as
 `decode_tpot` measures it: with weights in blocks of 128 x 128, and in bfloat16; and the time to the
-first token of a long prompt. Then how far logits
-are from those of the restored floats in float32, as `bf16_accuracy` measures it: Kullback-Leibler
-divergences of the model that multiplies in float8, beside those of the one that restores to
-bfloat16.
+first token of a long prompt. Then how far logits are from those of the restored floats in float32,
+as `bf16_accuracy` measures it: Kullback-Leibler divergences of the model that multiplies in float8,
+beside those of the one that restores to bfloat16.
 """
 
 import asyncio

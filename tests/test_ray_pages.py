@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,8 +101,16 @@ def test_metrics_are_at_the_port_that_was_asked_for(cluster: Cluster) -> None:
 @pytest.mark.parametrize("actor", ["supervisor", "scheduler", "gpu0"])
 def test_the_log_of_an_actor_says_where_its_log_is(cluster: Cluster, actor: str) -> None:
     def read(path: str) -> str:
-        with urllib.request.urlopen(f"{cluster.dashboard}{path}", timeout=30) as answer:
-            return str(answer.read().decode())
+        """A page of the dashboard, which knows the agent of a node only a while after its start."""
+        deadline_s = time.monotonic() + _PAGE_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"{cluster.dashboard}{path}", timeout=30) as answer:
+                    return str(answer.read().decode())
+            except urllib.error.HTTPError as error:
+                if time.monotonic() > deadline_s:
+                    pytest.fail(f"{path}: {error}: {error.read().decode()}")
+                time.sleep(0.5)
 
     actors = json.loads(read("/logical/actors"))["data"]["actors"]
     [wanted] = [

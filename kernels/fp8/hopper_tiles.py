@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from raydix.kernels.device.gluon_barrier import thread_barrier
 from raydix.kernels.fp8 import form
+from raydix.kernels.moe.grouped_gemm import place_of
 
 TILE_ROWS = 128
 STAGES = gl.constexpr(4)
@@ -33,23 +34,6 @@ BARRIER = gl.constexpr(mbarrier.MBarrierLayout())
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32]))
 SUM_ROWS = gl.constexpr(gl.SliceLayout(1, SUMS.value))
 SUM_COLUMNS = gl.constexpr(gl.SliceLayout(0, SUMS.value))
-
-
-@gluon.jit
-def place_of(tile, blocks, TILES: gl.constexpr, TOGETHER: gl.constexpr):
-    """The block of a tile, and which of its TILES it is; see `grouped_gemm.place_of`."""
-    _, _, _, firsts_ptr, counts_ptr = blocks
-    block = tile // TILES
-    column_tile = tile % TILES
-    if TOGETHER > 1:
-        first_block = gl.load(firsts_ptr + block)
-        own_tile = tile - first_block * TILES
-        first_together = own_tile // (TILES * TOGETHER) * TOGETHER
-        together = gl.minimum(gl.load(counts_ptr + block) - first_together, TOGETHER)
-        own_tile -= first_together * TILES
-        block = first_block + first_together + own_tile % together
-        column_tile = own_tile // together
-    return block, column_tile
 
 
 @gluon.jit
@@ -68,11 +52,11 @@ def bring(
     COLUMNS: gl.constexpr = BLOCK if IS_HIDDEN else 2 * BLOCK
     OTHER_ROW: gl.constexpr = OUTPUTS // 2 if IS_HIDDEN else BLOCK
     x, matrices = maps
-    experts_ptr, starts_ptr, _, _, _ = blocks
+    experts_ptr, starts_ptr, _, firsts_ptr, counts_ptr = blocks
     x_ring, ring, ready, free = stages
     asked = 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        block, column_tile = place_of(tile, blocks, TILES, TOGETHER)
+        block, column_tile = place_of(tile, firsts_ptr, counts_ptr, TILES, TOGETHER)
         start = gl.load(starts_ptr + block)
         row = gl.load(experts_ptr + block) * OUTPUTS + column_tile * COLUMNS
         for k_block in range(INPUTS // BLOCK):

@@ -36,10 +36,10 @@ from raydix.kernels.fp8.hopper_tiles import (
     TILE_ROWS,
     bring,
     pass_by,
-    place_of,
     sum_blocks,
 )
 from raydix.kernels.moe.expert_inputs import num_together
+from raydix.kernels.moe.grouped_gemm import place_of
 from raydix.kernels.moe.permute import ExpertBlocks
 from raydix.kernels.weights.scaled_weight import ScaledWeight
 
@@ -224,10 +224,10 @@ def _multiply(
     K_BLOCKS: gl.constexpr = INPUTS // BLOCK
     SCALES: gl.constexpr = OUTPUTS if PER_OUTPUT else OUTPUTS // BLOCK * K_BLOCKS
     x_scales_ptr, scales_ptr, _, _, _, _ = tensors
-    experts_ptr, starts_ptr, ends_ptr, _, _ = blocks
+    experts_ptr, starts_ptr, ends_ptr, firsts_ptr, counts_ptr = blocks
     used = 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        block, column_tile = place_of(tile, blocks, TILES, TOGETHER)
+        block, column_tile = place_of(tile, firsts_ptr, counts_ptr, TILES, TOGETHER)
         first_row = gl.load(starts_ptr + block) + FIRST_ROW
         end = gl.load(ends_ptr + block)
         first_column = column_tile * COLUMNS
