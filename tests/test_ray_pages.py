@@ -1,7 +1,9 @@
 """A private cluster can have Ray's dashboard, whose pages show the engine."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +24,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.part(together=True)
 ROOT = Path(__file__).parents[1]
 _PAGE_S = 60.0
 _EXPORTED_S = 45.0
+_AGENT_PORT = 52365
+"""Where the dashboard's agent of a host's first cluster listens, unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,17 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(checkpoint: Path) -> Iterator[Cluster]:
+def other_cluster() -> Iterator[None]:
+    """What the agent of another cluster of this host takes is taken."""
+    with socket.socket() as agent:
+        with contextlib.suppress(OSError):  # there is one
+            agent.bind(("", _AGENT_PORT))
+            agent.listen()
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(checkpoint: Path, other_cluster: None) -> Iterator[Cluster]:
     """An engine in a process of its own, as one process has one cluster."""
     name = own_name("seen")
     dashboard, metrics, serve = free_port(), free_port(), free_port()
@@ -101,7 +115,7 @@ def test_metrics_are_at_the_port_that_was_asked_for(cluster: Cluster) -> None:
 @pytest.mark.parametrize("actor", ["supervisor", "scheduler", "gpu0"])
 def test_the_log_of_an_actor_says_where_its_log_is(cluster: Cluster, actor: str) -> None:
     def read(path: str) -> str:
-        """A page of the dashboard, which knows the agent of a node only a while after its start."""
+        """A page of the dashboard, which knows the agent of a node a while after its start."""
         deadline_s = time.monotonic() + _PAGE_S
         while True:
             try:

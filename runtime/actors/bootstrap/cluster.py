@@ -6,10 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partialmethod
 
 import ray
+from ray._private.parameter import RayParams
 from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
@@ -54,7 +57,8 @@ class PrivateCluster:
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            _on_lasting_thread(lambda: self._start(num_cpus, num_gpus, settings))
+            with _agent_at_any_port():
+                _on_lasting_thread(lambda: self._start(num_cpus, num_gpus, settings))
         except Exception as error:
             text = str(error).partition("\n")[0]
             raise EngineDead(
@@ -207,6 +211,22 @@ def _watch_head() -> None:
             return False
 
     watch_head(head, float(os.environ.get(_RECONNECT) or _RECONNECT_S), is_ours, exit_process)
+
+
+@contextmanager
+def _agent_at_any_port() -> Iterator[None]:
+    """Let the dashboard's agent of a node that starts choose its port.
+
+    `ray.init` has no argument for it. At Ray's fixed port only the first cluster of a host has an
+    agent that answers: without one the pages of jobs and logs stay empty.
+    """
+    init = RayParams.__init__
+    chosen = partialmethod(init, dashboard_agent_listen_port=0)
+    RayParams.__init__ = chosen  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        RayParams.__init__ = init  # type: ignore[method-assign]
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
