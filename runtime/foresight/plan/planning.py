@@ -222,7 +222,9 @@ class _Counted:
         for blocks, num_whole, num_tokens in islice(each, self._first, None):
             # Beyond the whole blocks comes the rest of the prompt.
             is_all = blocks > num_whole
-            num_hits += num_tokens if is_all else blocks * self.question.block_tokens
+            num_found = num_tokens if is_all else blocks * self.question.block_tokens
+            # The last token's logits are computed, whatever is there.
+            num_hits += num_found if self.question.with_partial else min(num_found, num_tokens - 1)
             num_asked += num_tokens
         return 100 * num_hits / num_asked
 
