@@ -9,7 +9,8 @@ from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload
 
 
 def draw_sleeping_workload(seed: int) -> Workload:
-    """A small workload in which an engine sleeps several times."""
+    """A small workload in which an engine sleeps several times, or each of two that share requests.
+    """
     draw = random.Random(seed)
     settings = replace(
         BASE_SETTINGS,
@@ -23,9 +24,13 @@ def draw_sleeping_workload(seed: int) -> Workload:
         max_asleep_wait_s=draw.choice([1000.0, 1000.0, 30.0, 0.2]),
         max_drain_s=draw.choice([1000.0, 0.2, 0.01, 0.0]),
     )
+    # Requests go on at another engine by the L2 of both.
+    num_engines = draw.choice([1, 1, 2]) if settings.has_host_memory else 1
     return Workload(
         seed=seed,
         settings=settings,
+        num_engines=num_engines,
+        hand_over_fraction=0.8 if num_engines > 1 else 0.0,
         l2_pages=draw.choice([16, 64, 200]),
         storage=STORAGE if settings.has_host_memory and draw.random() < 0.5 else None,
         faults=Faults(lag_fraction=draw.choice([0.0, 0.2])),

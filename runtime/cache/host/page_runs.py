@@ -248,8 +248,10 @@ class PageRuns:
             run for run in self._order.as_they_go(self._users.runs_of(user)) if run.reader == user
         ]
         newest_s = max((run.created_s for run in runs), default=-math.inf)
+        # Its end has left what others use, too, as it was: the heads of what it has alone.
+        had_ended = any(isinstance(run.standing, Over) for run in runs)
         for run in runs:
-            if not isinstance(run.standing, Idle):
+            if had_ended or not isinstance(run.standing, Idle):
                 run.go_on(newest_s)
                 self._order.move(run, Idle(now_s), now_s)
 

@@ -260,6 +260,16 @@ def test_a_user_that_has_ended_and_goes_on_gets_its_pages_back_from_readers() ->
     assert going(runs, 5.0) == [3, 2, 1]
 
 
+def test_of_a_user_that_has_ended_and_goes_on_shared_heads_stay_behind_its_tails() -> None:
+    runs = runs_with(1, 2, 3)
+    runs.use(0, pages(1), B, Idle(1.0), 1.0)
+    runs.use(0, pages(1, 2), A, Idle(2.0), 2.0)
+    runs.retain(A, Over(), 3.0)
+    runs.use(0, pages(3), B, Idle(4.0), 4.0)
+    runs.rest(A, 5.0)
+    assert going(runs, 6.0) == [3, 2, 1]
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_the_end_of_a_keep_leaves_alone_what_the_next_request_has_in_use(is_shared: bool) -> None:
     runs = runs_with(1, 2)
