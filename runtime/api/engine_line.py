@@ -43,6 +43,11 @@ class EngineLine:
         return self.is_up and not (self._is_stopping or self._is_asleep)
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether there is a link, and the engine has said that it stops."""
+        return self.is_up and self._is_stopping
+
+    @property
     def is_asleep(self) -> bool:
         """Whether the engine has said that it sleeps, or is on its way there or back."""
         return self.is_up and self._is_asleep
@@ -167,6 +172,11 @@ class EngineLines:
         return [line for line in self._lines.values() if line.takes_requests]
 
     @property
+    def staying(self) -> list[EngineLine]:
+        """The lines whose engines have not said that they stop; some may sleep."""
+        return [line for line in self.up if not line.is_stopping]
+
+    @property
     def asleep(self) -> list[EngineLine]:
         """The lines whose engines sleep, or are on their way there or back."""
         return [line for line in self._lines.values() if line.is_asleep]
@@ -200,8 +210,9 @@ class EngineLines:
 
         Raises EngineDead.
         """
-        # An engine that is about to stop says so itself, where there is no other.
-        up = self.taking or self.up
+        # With one that sleeps requests wait. One that is about to stop says so itself, where there
+        # is no other.
+        up = self.taking or self.staying or self.up
         near = [line for line in up if any(line.has(asking) for asking in beside)]
         while up:
             if near:
@@ -234,7 +245,7 @@ class EngineLines:
         match None if delta.failure is None else delta.failure.kind:
             case FailureKind.SHUTTING_DOWN:
                 line.note_stopping()
-                return bool(self.taking)
+                return bool(self.staying)
             case FailureKind.ASLEEP if any(each is not line for each in self.taking):
                 # Where there is no other, callers hear when to ask again.
                 line.note_asleep()

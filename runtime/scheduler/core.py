@@ -130,11 +130,12 @@ class SchedulerCore:
     def decide(self, now_s: float) -> list[Effect]:
         """Plan, after all that was heard at `now_s`; effects are to be carried out in order."""
         self._sleep.advance(now_s)
-        num_left = self._placing.place_some(now_s, until_s=self._sleep.placed_until_s)
-        if self._requests.hints and not self._requests.unplaced:
+        until_s = self._sleep.placed_until_s
+        num_left = self._placing.place_some(now_s, until_s=until_s)
+        if self._requests.hints and not self._requests.has_unplaced(until_s):
             self._hints.look_up_some(num_left, now_s)
         self._life.look_up_due()
-        self._host.tell_if_drained()
+        self._host.tell_if_drained(is_asleep=self._sleep.phase is Phase.ASLEEP)
         self._hand_overs.tell(now_s)
         self._life.arrivals.advance(now_s, is_awake=self._sleep.is_awake)
         if self._pieces.has_work:

@@ -110,15 +110,14 @@ class HostMessages:
             # Whoever comes to another lane before its piece is looked at there anyway.
             self._pieces.add(lane.waiting.wake, lane.waiting.requests.values())
 
-    def tell_if_drained(self) -> None:
+    def tell_if_drained(self, *, is_asleep: bool) -> None:
         """Tell HostMemory to grant pages, once no copy of an earlier connection is in flight."""
         view = self._source.view
+        if view.connection is None or view.is_drained:
+            return
         # A rank says hello once its copies have ended: one that is missing may still be copying.
-        if (
-            view.connection is None
-            or view.is_drained
-            or not all(step_group.is_attached for step_group in self._step_groups)
-        ):
+        # Those of an engine that sleeps copied nothing when they left.
+        if not is_asleep and not all(group.is_attached for group in self._step_groups):
             return
         # Of an earlier connection there may still be copies in flight, or leased and about to be.
         # They touch host pages that a new grant must not hand out.

@@ -247,7 +247,9 @@ class Sleep:
             are_all_gone=not any(group.attached for group in groups),
             has_given_back=self._has_given_back,
             is_overdue=now_s >= self._drained_until_s,
-            is_busy=is_busy or bool(self._source.leases) or self._has_left_to_place(),
+            is_busy=is_busy
+            or bool(self._source.leases)
+            or self._requests.has_unplaced(self.placed_until_s),
             num_to_back_up=self._num_to_back_up(now_s),
         )
 
@@ -255,13 +257,6 @@ class Sleep:
     def _drained_until_s(self) -> float:
         """The time up to which requests may go on that the engine had when it was to sleep."""
         return self._since_s + self._settings.max_drain_s
-
-    def _has_left_to_place(self) -> bool:
-        """Whether a request is to be answered first that has no lane, or has lost it."""
-        until_s = self.placed_until_s
-        return until_s > -math.inf and any(
-            each.arrival_s <= until_s for each in self._requests.unplaced.values()
-        )
 
     def _num_waiting_pages(self) -> int:
         return sum(len(lane.backups) for lane in self._lanes)
@@ -302,13 +297,16 @@ class Sleep:
     def _refuse_late(self, now_s: float) -> None:
         """End requests that have waited for the wake as long as they may.
 
-        Those that the engine had before wait on, as they were taken in. Thousands may wait: they
-        are looked at when the first of them is late.
+        Those that the engine had before wait on, as they were taken in, also if their clients have
+        asked again since. Thousands may wait: they are looked at when the first of them is late.
         """
         if now_s < self._none_late_until_s:
             return
-        unplaced = self._requests.unplaced.values()
-        left = [each for each in unplaced if each.arrival_s > self._since_s]
+        left = [
+            each
+            for each in self._requests.unplaced.values()
+            if each.arrival_s > self._since_s and each.submit.known_output is None
+        ]
         for request in left[:_MAX_REFUSED]:
             due_s = self._wait_until_s(request)
             if now_s < due_s:

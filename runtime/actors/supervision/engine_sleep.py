@@ -7,7 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, assert_never
 
-from raydix.errors import CalledOff, EngineAsleep, EngineDead, RaydixError
+from raydix.errors import CalledOff, ConfigError, EngineAsleep, EngineDead, RaydixError
+from raydix.runtime.actors.patience import within
 from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
@@ -120,7 +121,7 @@ class EngineSleep:
         self._problem = None
         # Before any of those that have ended goes on to its next incarnation.
         starts = [
-            asyncio.create_task(_start(rank, keeper, keeper.incarnation, start_rank))
+            asyncio.create_task(self._start(rank, keeper, keeper.incarnation, start_rank))
             for rank, keeper in enumerate(gpus)
         ]
         self._may_start.set()
@@ -133,12 +134,34 @@ class EngineSleep:
             self._may_start.clear()
             # Those that wait for this one would wait for ever.
             await asyncio.gather(*(keeper.end("the engine cannot wake") for keeper in gpus))
+            for keeper in gpus:
+                # It says of their devices that others use them, not that they cannot be kept.
+                keeper.forgive()
             return False
         finally:
             for task in starts:
                 task.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
         return True
+
+    async def _start(
+        self, rank: int, keeper: Keeper, incarnation: int, start_rank: StartRank
+    ) -> None:
+        """Start one rank that sleeps as this incarnation; one that cannot ends, and is made again.
+
+        Raises ConfigError if its device has no room, EngineAsleep if it cannot be made again.
+        """
+        actor = keeper.actor
+        if actor is not None:
+            try:
+                await within(self._supervision.bring_up_timeout_s, start_rank(rank, actor))
+                return
+            except ConfigError:
+                raise
+            except Exception as error:  # noqa: BLE001  whatever the device or L2's actor raises
+                keeper.fail(EngineDead(f"it cannot serve again: {error!r:.300}"), incarnation)
+                await keeper.gone(incarnation)
+        await _start_anew(keeper, incarnation + 1)
 
 
 async def _stay_asleep(scheduler: Keeper, serving: RunningActor) -> None:
@@ -150,24 +173,8 @@ async def _stay_asleep(scheduler: Keeper, serving: RunningActor) -> None:
         await scheduler.end("the ranks sleep on")
 
 
-async def _start(rank: int, keeper: Keeper, incarnation: int, start_rank: StartRank) -> None:
-    """Start one rank that sleeps as this incarnation. One that ends meanwhile is made again."""
-    actor = keeper.actor
-    if actor is None:
-        await _start_anew(keeper, incarnation + 1)
-        return
-    try:
-        await start_rank(rank, actor)
-    except EngineDead:
-        pass
-    except RaydixError:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever the device raises
-        keeper.fail(EngineDead(f"it cannot serve again: {error!r:.300}"), incarnation)
-
-
 async def _start_anew(keeper: Keeper, incarnation: int) -> None:
-    """Wait until a rank serves that had ended asleep. Raises EngineAsleep if this one ends, too.
+    """Wait until a rank serves whose last incarnation ends. Raises EngineAsleep if this one does.
 
     Its device may be another engine's: it would end again and again, and the engine for that.
     """

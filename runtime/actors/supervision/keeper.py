@@ -111,6 +111,10 @@ class Keeper:
             self.fail(AskedToEnd(reason))
             await self.gone(self.incarnation)
 
+    def forgive(self) -> None:
+        """Count none of the ends so far among those after which the actor is kept no more."""
+        self._history = CrashHistory(self._supervision)
+
     async def gone(self, incarnation: int) -> None:
         """Return once the process of that incarnation, which may be yet to start, has ended."""
         while self._num_gone < incarnation:

@@ -1,6 +1,7 @@
 """Which requests and prefetch hints there are."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -54,6 +55,12 @@ class Requests:
         """Whether a request or hint of this name is not answered or ended yet."""
         is_alive = name in self.living and name not in self.orphans
         return is_alive or name in self.hints or name in self.leaving
+
+    def has_unplaced(self, until_s: float) -> bool:
+        """Whether a request has no lane that has come until then."""
+        return until_s > -math.inf and any(
+            each.arrival_s <= until_s for each in self.unplaced.values()
+        )
 
     def num_waiting(self, num_placed: int) -> int:
         """The number of requests that are not admitted, of which `num_placed` wait on lanes.

@@ -6,12 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from raydix.errors import EngineDead
 from raydix.runtime.api import askings
 from raydix.runtime.api.sampling_params import SamplingParams
 from raydix.runtime.api.silent_askings import LEAST_S, MAX_PREDICTIONS, SilentAskings
-from raydix.runtime.messages.client import AbortRequest, FinishReason, SubmitRequest
+from raydix.runtime.messages.client import (
+    AbortRequest,
+    FailureKind,
+    FinishReason,
+    SubmitRequest,
+)
 from raydix.runtime.messages.line import Line
-from tests.runtime.api.fake_engine import FakeLink, delta
+from tests.runtime.api.fake_engine import FakeLink, delta, failed
 from tests.runtime.api.small_client import collect, turns
 from tests.runtime.api.test_line_router import IDLE, PROMPT, Told
 
@@ -175,3 +181,27 @@ def test_few_are_predicted_at_a_time_and_all_leave_in_the_end():
         left = [each for each in left if each not in leaving]
     assert num_rounds == 4
     assert len(asked_for) == 100
+
+
+async def test_what_an_engine_that_stops_had_open_waits_at_one_that_sleeps(told):
+    await told.tell("b", report=ASLEEP)
+    task = await begin(told)
+    told.links["a"].deliver(delta("r", [5]))
+    await turns()
+    told.links["a"].deliver(failed("r", FailureKind.SHUTTING_DOWN))
+    await turns()
+
+    [rest] = asked(told.links["b"])
+    assert rest.earlier_output.tolist() == [5]
+    told.links["b"].deliver(delta("r", [6], finished=FinishReason.LENGTH))
+    output = (await asyncio.wait_for(task, 10))[-1].outputs[0]
+    assert output.token_ids == [5, 6]
+
+
+async def test_where_all_stop_a_caller_hears_of_it(told):
+    task = await begin(told)
+    for engine in ("a", "b"):
+        told.links[engine].deliver(failed("r", FailureKind.SHUTTING_DOWN))
+        await turns()
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(task, 10)

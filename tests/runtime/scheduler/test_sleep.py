@@ -1,14 +1,20 @@
 """What a core does that is told to sleep: whom it answers first, and what it has given back."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import pytest
+
+from raydix.ids import ClientId, RequestId
 from raydix.runtime.config.policies import WritePolicy
+from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import FailureKind, PrefetchPrompt
+from raydix.runtime.messages.host import CopiesDrained, Lookup
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import Effect, FallAsleep, GiveBack, PhaseReached
 from raydix.runtime.scheduler.phase import Phase
-from tests.runtime.scheduler.core_driver import BASE, CoreDriver
+from tests.runtime.scheduler.core_driver import BASE, CLIENT, CoreDriver
 
 PAGES_ALONE, ALL = FallAsleep(with_weights=False), FallAsleep(with_weights=True)
 GAVE_BACK = events.RanksGaveBack()
@@ -186,3 +192,55 @@ def _calls_of_a_tick(num_waiting: int) -> int:
     driver.core.handle(events.Tick(), driver.now_s)
     sys.setprofile(None)
     return counted.count("call") + counted.count("c_call")
+
+
+def driver_asleep(*, max_asleep_wait_s: float = 30.0, names: Sequence[str] = ()) -> CoreDriver:
+    """A core whose engine sleeps; the named requests wait in the midst of their outputs."""
+    driver = CoreDriver(has_host_memory=True, max_drain_s=0.0, max_asleep_wait_s=max_asleep_wait_s)
+    for name in names:
+        driver.submit(list(range(20)), max_tokens=9, name=name, client="former link")
+    if names:
+        driver.host_turn()
+        driver.step()
+        driver.step()
+    driver.send(PAGES_ALONE)
+    driver.run()
+    driver.lose_rank(0)
+    driver.send(GAVE_BACK)
+    assert driver.core.phase is Phase.ASLEEP
+    return driver
+
+
+def test_the_next_host_memory_need_not_wait_for_the_wake_of_an_engine_that_sleeps() -> None:
+    driver = driver_asleep()
+    driver.lose_host()
+    driver.attach_host()
+    driver.wait(1.0)
+    assert CopiesDrained in [type(message) for message in driver.host_turn()]
+
+
+@pytest.mark.parametrize("max_asleep_wait_s", [0.0, 5.0])
+def test_a_parked_output_that_is_asked_for_again_waits_for_the_wake(
+    max_asleep_wait_s: float,
+) -> None:
+    driver = driver_asleep(max_asleep_wait_s=max_asleep_wait_s, names=["x"])
+    known = driver.answers["x"].tokens
+    driver.send(events.ClientGone(client_id=ClientId("former link")))
+    driver.submit(list(range(20)), max_tokens=9, name="x", known_output=int32_array(known))
+    driver.submit(list(range(20)), max_tokens=9, name="new")
+    driver.wait(6.0)
+    assert driver.answers["x"].ending is None
+    assert driver.answers["new"].ending == FailureKind.ASLEEP.value
+
+
+def test_a_prefetch_does_not_wait_for_those_that_wait_for_the_wake() -> None:
+    driver = driver_asleep(names=["x"])
+    driver.to_host.clear()
+    prefetch = PrefetchPrompt(
+        asking=driver.new_asking("p"),
+        request_id=RequestId("p"),
+        token_ids=int32_array(range(300, 340)),
+    )
+    driver.send(events.ClientMessage(client_id=CLIENT, message=prefetch))
+    driver.wait(1.0)
+    assert Lookup in [type(message) for message in driver.to_host]

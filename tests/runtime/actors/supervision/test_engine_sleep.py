@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from raydix.errors import ConfigError, EngineDead
+import pytest
+
+from raydix.errors import AccountingError, ConfigError, EngineDead
 from raydix.runtime.actors.supervision.engine_sleep import EngineSleep
 from raydix.runtime.actors.supervision.keeper import Keeper, at_once
 from raydix.runtime.actors.supervision.spawn import RunningActor
@@ -134,7 +136,7 @@ async def test_a_rank_that_cannot_be_started_again_leaves_the_engine_asleep() ->
         first = bench.schedulers[0]
         bench.bring_up_error = OSError("another engine has the memory")
         await bench.gpu.end("killed")
-        num_wakes = QUICK.max_crashes
+        num_wakes = QUICK.max_crashes + 2
 
         for number in range(num_wakes):
             first.orders.put_nowait(TakeAgain())
@@ -143,4 +145,70 @@ async def test_a_rank_that_cannot_be_started_again_leaves_the_engine_asleep() ->
         bench.bring_up_error = None
         first.orders.put_nowait(TakeAgain())
         await bench.gpu.serving()
+        assert not bench.sleep.is_asleep
+
+
+FAULTS = (
+    EngineDead("L2's actor has ended"),
+    AccountingError("pools are not where graphs would read them"),
+    OSError("the device maps nothing"),
+)
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
+async def test_a_rank_that_cannot_take_its_memory_ends_and_is_made_again(error: Exception) -> None:
+    async with Bench() as bench:
+
+        async def fail(rank: int, actor: RunningActor) -> None:
+            raise error
+
+        bench.start_rank = fail
+        bench.schedulers[0].orders.put_nowait(TakeAgain())
+        await until(lambda: bench.gpu.incarnation == 2 and bench.gpu.actor is not None)
+        assert not bench.sleep.is_asleep
+        assert bench.schedulers[0].heard == ["ranks_gave_back"]
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
+async def test_one_that_finds_no_room_when_it_is_made_again_leaves_the_engine_asleep(
+    error: Exception,
+) -> None:
+    async with Bench() as bench:
+
+        async def fail(rank: int, actor: RunningActor) -> None:
+            raise error
+
+        bench.start_rank = fail
+        bench.bring_up_error = ConfigError("another engine has the memory")
+        bench.schedulers[0].orders.put_nowait(TakeAgain())
+        await until(lambda: bench.schedulers[0].heard[1:] == ["stay_asleep"])
+        assert bench.sleep.is_asleep
+
+
+async def test_wakes_that_find_no_room_do_not_end_the_engine() -> None:
+    async with Bench() as bench:
+        bench.bring_up_error = ConfigError("another engine has the memory")
+
+        async def fail(rank: int, actor: RunningActor) -> None:
+            raise ConfigError("another engine has the memory")
+
+        bench.start_rank = fail
+        first = bench.schedulers[0]
+        for number in range(QUICK.max_crashes + 2):
+            first.orders.put_nowait(TakeAgain())
+            await until(lambda number=number: first.heard[1:] == ["stay_asleep"] * (number + 1))
+        bench.bring_up_error = None
+        first.orders.put_nowait(TakeAgain())
+        await bench.gpu.serving()
+
+
+async def test_a_rank_that_hangs_in_the_wake_is_made_again() -> None:
+    async with Bench() as bench:
+
+        async def hang(rank: int, actor: RunningActor) -> None:
+            await asyncio.Event().wait()
+
+        bench.start_rank = hang
+        bench.schedulers[0].orders.put_nowait(TakeAgain())
+        await until(lambda: bench.gpu.incarnation == 2 and bench.gpu.actor is not None)
         assert not bench.sleep.is_asleep
