@@ -9,8 +9,7 @@ from tests.simulation.workload import BASE_SETTINGS, STORAGE, Workload
 
 
 def draw_sleeping_workload(seed: int) -> Workload:
-    """A small workload in which an engine sleeps several times, or each of two that share requests.
-    """
+    """A small workload in which an engine sleeps several times, or each of two."""
     draw = random.Random(seed)
     settings = replace(
         BASE_SETTINGS,

@@ -43,6 +43,8 @@ class _Arrival:
     until_s: float
     lane: Lane | None = None
     """Where pages are reserved for it; None: its keys are not hashed yet."""
+    num_in_l2: int = 0
+    """The first pages of the prompt that L1 or L2 had when they were counted last."""
 
 
 class Arrivals:
@@ -146,7 +148,7 @@ class Arrivals:
             # Its pages were needed by others, or went with L1.
             return False
         if promotion.num_reserved_pages and not promotion.num_part_pages:
-            self._load_more(arrival.lane, promotion, now_s)
+            return self._load_more(arrival, arrival.lane, promotion, now_s)
         return True
 
     def _reserve(self, arrival: _Arrival, num_pages: int, now_s: float) -> bool:
@@ -158,7 +160,7 @@ class Arrivals:
         start = min(match.num_pages, num_pages)
         spare = spare_of(lane, self._requests, start, self._num_kept(lane.index))
         num_reserved = num_early_pages(num_pages - start, spare)
-        if not num_reserved:
+        if not num_reserved or not self._is_load_cheaper(num_reserved, now_s):
             return False
         lock = lane.l1.lock(match, start, now_s=now_s)
         name, chain = arrival.name, arrival.chain
@@ -169,25 +171,37 @@ class Arrivals:
         arrival.lane = lane
         return self._goes_on(arrival, now_s)
 
-    def _load_more(self, lane: Lane, promotion: Promotion, now_s: float) -> None:
-        """Load what L2 has been told to have behind what L1 has."""
+    def _load_more(self, arrival: _Arrival, lane: Lane, promotion: Promotion, now_s: float) -> bool:
+        """Load what L2 has been told to have behind what L1 has. False: nothing is to be loaded."""
         start = promotion.lock.num_pages
-        num_pages = self._num_in_l2(promotion.chain, start, start + promotion.num_reserved_pages)
-        if not num_pages:
-            return
+        num_known = max(start, arrival.num_in_l2)
+        num_more = self._num_in_l2(arrival.chain, num_known, start + promotion.num_reserved_pages)
+        # As a rule nothing has come since.
+        if not num_more:
+            return True
+        arrival.num_in_l2 = num_known + num_more
+        num_pages = arrival.num_in_l2 - start
+        if not self._is_load_cheaper(num_pages, now_s):
+            return num_pages < promotion.num_reserved_pages
+        self._load(lane, promotion, num_pages)
+        if promotion.num_part_pages:
+            # How much of it comes is counted when it has ended.
+            arrival.num_in_l2 = 0
+        return True
+
+    def _is_load_cheaper(self, num_pages: int, now_s: float) -> bool:
+        """Whether to load so many pages, of groups that see everything, rather than compute."""
         num_loaded = [num_pages if reach is None else 0 for reach in self._settings.reaches]
-        num_bytes = self._settings.bytes_of(num_loaded)
-        if self._choice.is_load_cheaper(num_bytes, num_pages, now_s):
-            self._load(lane, promotion, num_pages)
+        return self._choice.is_load_cheaper(self._settings.bytes_of(num_loaded), num_pages, now_s)
 
     def _num_in_l2(self, chain: Chain, start: int, stop: int) -> int:
         """Pages in [start, stop) that L2 has in all groups that see everything, up to a gap."""
-        known, keys = self._source.view.keys, chain.keys(stop)
+        known = self._source.view.keys
         full = [group for group, reach in enumerate(self._settings.reaches) if reach is None]
-        # As a rule nothing has come, which is found out at once.
-        if not all(known.has_page(group, keys, start) for group in full):
+        if start >= stop or not all(known.has_page(group, chain.key(start), 0) for group in full):
             return 0
-        return min(known.count_resident(group, keys, start, stop) for group in full)
+        keys = chain.keys(stop, start)
+        return min(known.count_resident(group, keys, 0, stop - start) for group in full)
 
     def check(self) -> None:
         """Raise AccountingError unless what is reserved is so for those that are expected still."""

@@ -104,6 +104,11 @@ class Promotions:
             return None
         if self.num_left(request, lock) < num_l2_pages:
             self._end_returns()
+        for reservation in reversed(self.reservations):
+            if self.num_left(request, lock) >= num_l2_pages:
+                break
+            # This request is here, and that one is yet to come.
+            self.end(reservation.request_id)
         num_pages = min(num_l2_pages, self.num_left(request, lock))
         if num_pages < (1 if request.prefetch.is_halted else max(1, self._min_part_pages)):
             return None

@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 
+from raydix.ids import AskingId, ClientId
 from raydix.runtime.cache.page_key import KEY_BYTES, split_keys
 from raydix.runtime.config.policies import PrefetchStrategy
 from raydix.runtime.messages import host
 from raydix.runtime.messages.arrays import int32_array
+from raydix.runtime.messages.client import ExpectRequest
 from raydix.runtime.messages.host import PageSource
+from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.settings import PrefetchSettings
 from tests.runtime.scheduler.core_driver import BASE, CoreDriver
 from tests.runtime.scheduler.keys import mirror_keys
@@ -356,3 +359,19 @@ def test_pipeline_on_slow_storage_with_the_real_host_memory() -> None:
     cluster.run(lambda: cluster.answers["warm"].ending is not None)  # type: ignore[index]
     sources = cluster.answers["warm"].sources  # type: ignore[index]
     assert sources == {"l3": 40, "computed:partial_page": 1}
+
+
+def test_what_is_reserved_for_others_gives_way_to_a_request_that_is_here() -> None:
+    driver = driver_with(num_pages=24)
+    expected = ExpectRequest(
+        asking=AskingId(driver.new_asking("foretold")),
+        token_ids=int32_array([5] * 49),
+        within_s=60.0,
+    )
+    driver.send(events.ClientMessage(client_id=ClientId("other"), message=expected))
+    assert driver.core.stats()["l1_reserved_pages"] == 12
+    name = waiting(driver)
+    arrive(driver, name, 6)
+    driver.run()
+    assert num_promoted(driver) == 6
+    assert driver.core.stats()["l1_reserved_pages"] == 0
