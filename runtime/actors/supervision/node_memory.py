@@ -119,8 +119,9 @@ class NodeMemoryActor:
         """Let an engine use this L2; whoever comes first opens it, and may come again.
 
         `held`: where a rank of this engine maps the arena of the HostMemory before this one. Raises
-        ConfigError if others use an L2 that is not as planned, or its memory is not there;
-        EngineDead if it is ending, gives way to one as planned, or another one has its name.
+        ConfigError if others use an L2 that is not as planned, or are as many as it can note, or if
+        its memory is not there; EngineDead if it is ending, gives way to one as planned, or another
+        one has its name.
         """
         async with self._joining:
             if self._is_ending:
@@ -132,8 +133,9 @@ class NodeMemoryActor:
             assert self._arena is not None, "it is open"
             assert self._users is not None, "it is open"
 
-            self._stay.come(guest)
+            # First, as the list may be full: only who is noted there is watched, and ever leaves.
             self._users.add(guest.name, guest.process)
+            self._stay.come(guest)
             self.host.follow(guest.name, guest.scheduler_address, guest.secret)
             self._watch(guest.name)
             self._set_timer()
