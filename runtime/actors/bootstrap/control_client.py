@@ -49,6 +49,10 @@ _ERRORS: dict[ControlErrorKind, type[RaydixError]] = {
 }
 
 
+class EngineAway(EngineDead):
+    """The engine cannot be reached: it may have ended, or only the way to it be lost."""
+
+
 async def dial_engine(record: EngineRecord, seeks: Role, timeout_s: float = DIAL_S) -> Link:
     """A link to an engine's Supervisor or to its Scheduler.
 
@@ -78,13 +82,13 @@ async def ask_facts(name: str, record: EngineRecord) -> ClientFacts:
 async def ask_supervisor(name: str, record: EngineRecord, question: str) -> Any:
     """Make a call that is answered by what is known there. Raises as `call_supervisor` does.
 
-    Raises EngineDead, too, if there is no answer soon: a process may be stopped, and keep its link.
+    Raises EngineAway, too, if there is no answer soon: a process may be stopped, and keep its link.
     """
     try:
         async with asyncio.timeout(_ANSWER_S):
             return await call_supervisor(name, record, question)
     except TimeoutError:
-        raise EngineDead(
+        raise EngineAway(
             f"{name} does not answer for {_ANSWER_S:g} s. Try again, and if that does not help, "
             "see what its log says, or start it again."
         ) from None
@@ -93,8 +97,8 @@ async def ask_supervisor(name: str, record: EngineRecord, question: str) -> Any:
 async def call_supervisor(name: str, record: EngineRecord, method: str, *arguments: Any) -> Any:
     """Make a call and wait for its result. `name`: the engine's, for errors.
 
-    Raises what the call raised, BadRequest for an argument that is no plain value, and EngineDead
-    if the Supervisor is gone or ends meanwhile.
+    Raises what the call raised, BadRequest for an argument that is no plain value, and EngineAway
+    if the Supervisor cannot be reached, or cannot any more before it has answered.
     """
     try:
         packed = pack_values(list(arguments))
@@ -110,7 +114,11 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
         link.send(ControlCall(method=method, arguments=packed))
         answer = await link.receive()
     except LinkClosed as error:
-        raise _gone(name, error) from error
+        raise EngineAway(
+            f"the link to the Supervisor of engine {name} is lost: {error}. Its process has ended, "
+            "or the network between failed. Try again, and if nobody listens there any more, start "
+            "the engine again."
+        ) from error
     finally:
         link.close()
 
@@ -126,26 +134,26 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
 async def call_l2(record: L2Record, method: str) -> Any:
     """Make a control call of an L2: `describe`, or `end`, which refuses where it is used.
 
-    It knows both answers at once. Raises EngineDead if it is gone, or does not answer.
+    It knows both answers at once. Raises EngineAway if it is gone, or does not answer.
     """
     address = record.control_address
     where = EngineRecord(control_address=address, client_address=address, secret=record.secret)
     return await ask_supervisor(record.name, where, method)
 
 
-def _gone(name: str, error: Exception) -> EngineDead:
+def _gone(name: str, error: Exception) -> EngineAway:
     if isinstance(error, LinkRefused):
-        return EngineDead(
+        return EngineAway(
             f"the Supervisor of engine {name} refuses this client: {error}. Both need the same "
             "secret, the same version of Raydix, and TLS or none."
         )
     if isinstance(error, LinkSilent):
-        return EngineDead(
+        return EngineAway(
             f"the Supervisor of engine {name} does not answer: {error}. Its process may be stopped "
             "or busy, or it expects TLS. Try again, and if that does not help, end it and start "
             "the engine again."
         )
-    return EngineDead(
+    return EngineAway(
         f"the Supervisor of engine {name} is gone: {error}. Start the engine again; if it runs on "
         "another host, correct the address at which it listens (raydix serve --listen)."
     )

@@ -132,7 +132,10 @@ class EngineHandle:
         return await call_supervisor(self.name, self.record, method, *arguments)
 
     async def wait_ended(self) -> None:
-        """Wait until the engine ends, however that happens. Raises EngineDead that says why."""
+        """Wait until the engine ends. Raises EngineDead that says why.
+
+        Raises EngineAway if it cannot be reached any more: of its end that says nothing.
+        """
         await self.call("wait_ended")
 
     async def shutdown(self) -> None:
@@ -145,7 +148,7 @@ class EngineHandle:
             await self.call("shutdown")
         except EngineDead:
             # Somebody else has stopped it, or a signal to the whole group of a private cluster.
-            logger.info("engine %s has ended already", self.name)
+            logger.info("engine %s has ended already, or is out of reach", self.name)
         finally:
             if own is not None:
                 own.end()

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from raydix.errors import RaydixError
+from raydix.errors import EngineDead, RaydixError
+from raydix.runtime.actors.bootstrap.control_client import EngineAway
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.service.launcher import Launcher, StartedEngine
 from raydix.runtime.actors.service.plan import EngineState, EngineView
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 2.0
 """The time that an engine has to tell its figures."""
+_ASK_AGAIN_S = 1.0
+"""The time after which an engine that could not be reached is asked again."""
 
 
 class ServiceEngine:
@@ -68,12 +71,62 @@ class ServiceEngine:
             self._serves_since_s = time.monotonic()
             logger.info("engine %s serves", self.name)
             on_serving()
-            try:
-                await self._started.wait_ended()
-            except RaydixError as error:
-                logger.log(logging.WARNING if self._ending is None else logging.INFO, "%s", error)
+            await self._ended(self._started, launcher)
         # Whoever waits for its end learns of it before all is given back.
         await (self._ending or self._end(self._started))
+
+    async def _ended(self, started: StartedEngine, launcher: Launcher) -> None:
+        """Return once it has ended, or is about to.
+
+        It has once its Supervisor says so, or Ray lists it no more. While nobody answers it is
+        away, and asked again.
+        """
+        while True:
+            try:
+                if self._state is EngineState.AWAY:
+                    # What is answered at once, as only its end is told to whoever waits for that.
+                    await started.call("client_facts")
+                    self._note_answer()
+                await started.wait_ended()
+            except RaydixError as error:
+                says_so = isinstance(error, EngineDead) and not isinstance(error, EngineAway)
+                if says_so or self._ending is not None:
+                    level = logging.WARNING if self._ending is None else logging.INFO
+                    logger.log(level, "%s", error)
+                    return
+                self._note_away(error)
+
+            if not await self._is_listed(launcher):
+                logger.warning(
+                    "engine %s has ended: Ray lists it no more, or not its node", self.name
+                )
+                return
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _is_listed(self, launcher: Launcher) -> bool:
+        """Whether Ray takes the engine and its node for living; it does until it says otherwise."""
+        try:
+            nodes = await asyncio.to_thread(launcher.nodes)
+            engines = await asyncio.to_thread(launcher.engines)
+        except EngineDead:
+            # The service asks the same all the time, and tells that nobody answers.
+            return True
+        return self.node in nodes and self.name in engines
+
+    def _note_away(self, error: RaydixError) -> None:
+        if self._state is EngineState.SERVING:
+            self._state = EngineState.AWAY
+            logger.warning(
+                "engine %s is away. It is asked again until it answers, or Ray lists it no more: "
+                "%s",
+                self.name,
+                error,
+            )
+
+    def _note_answer(self) -> None:
+        if self._state is EngineState.AWAY:
+            self._state = EngineState.SERVING
+            logger.info("engine %s answers again", self.name)
 
     async def load(self) -> EngineLoad | None:
         """What it has to do; None unless it serves, and says so soon."""

@@ -14,14 +14,20 @@ class StartedEngine(Protocol):
         """Make a control call. Raises EngineDead."""
 
     async def wait_ended(self) -> None:
-        """Wait until it ends. Raises EngineDead that says why."""
+        """Wait until it ends. Raises EngineDead that says why.
+
+        Raises EngineAway if the way to it is lost, as by any call: that says nothing of the engine.
+        """
 
     async def shutdown(self) -> None:
         """Drain it and stop it; nothing happens if it is gone. May be called twice."""
 
 
 class Launcher(Protocol):
-    """Knows the nodes, and starts engines on them. Its methods block."""
+    """Knows the nodes, and starts engines on them. Its methods block.
+
+    What is only asked raises EngineDead while nobody can tell.
+    """
 
     def nodes(self) -> Sequence[str]:
         """The ids of the nodes that live."""

@@ -210,7 +210,9 @@ class EngineService:
             each.name: load for each, load in zip(engines, told, strict=True) if load is not None
         }
         before = self._scaler.num_wanted
-        num_serving = sum(each.view.state is EngineState.SERVING for each in engines)
+        # One that is away may be busy, as one that says nothing may.
+        serving = (EngineState.SERVING, EngineState.AWAY)
+        num_serving = sum(each.view.state in serving for each in engines)
         load = self._scaler.note(loads, num_serving, now_s)
         if self._scaler.num_wanted != before:
             num_prefill = self._roles.num_prefill

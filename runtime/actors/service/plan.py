@@ -14,6 +14,8 @@ class EngineState(StrEnum):
 
     STARTING = "starts"
     SERVING = "serves"
+    AWAY = "away"
+    """The way to one that served is lost, which says nothing of the engine: it may still serve."""
     DRAINING = "drains"
 
 
@@ -79,14 +81,15 @@ def next_steps(
     has failed. former: the roles of the engines of an earlier version that a node has.
     max_starting: how many engines may start at once. A start is called off whose node has ended, or
     whose engine is not wanted any more; an engine that serves is drained, the latest first. So it
-    is where nodes are too few, and a role has lost its only engine while another has several.
+    is where nodes are too few, and a role has lost its only engine while another has several. One
+    that is away counts as one that serves: no other comes in its place before it has ended.
     """
     lost = [each for each in engines if each.node not in nodes]
     given_up = [each for each in lost if each.state is EngineState.STARTING]
     steps: list[Step] = [GiveUp(name=each.name) for each in given_up]
 
-    starting = _in_state(engines, EngineState.STARTING, without=given_up)
-    serving = _in_state(engines, EngineState.SERVING, without=lost)
+    starting = _in_states(engines, EngineState.STARTING, without=given_up)
+    serving = _in_states(engines, EngineState.SERVING, EngineState.AWAY, without=lost)
     present = Counter(each.role for each in starting + serving)
     # Who starts serves nobody yet.
     ending_first = starting[::-1] + serving[::-1]
@@ -169,9 +172,9 @@ def waiting_engines(
     return found
 
 
-def _in_state(
-    engines: Sequence[EngineView], state: EngineState, without: Sequence[EngineView]
+def _in_states(
+    engines: Sequence[EngineView], *states: EngineState, without: Sequence[EngineView]
 ) -> list[EngineView]:
-    """The engines in a state, in the order of their numbers."""
-    found = [each for each in engines if each.state is state and each not in without]
+    """The engines in any of these states, in the order of their numbers."""
+    found = [each for each in engines if each.state in states and each not in without]
     return sorted(found, key=lambda each: each.number)

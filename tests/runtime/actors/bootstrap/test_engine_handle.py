@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
 from raydix.runtime.actors.bootstrap import control_client
-from raydix.runtime.actors.bootstrap.control_client import call_supervisor
+from raydix.runtime.actors.bootstrap.control_client import EngineAway, call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, OwnEngine, typed_error
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
 from raydix.runtime.actors.supervision.control_calls import Call, CallKind
@@ -142,7 +142,7 @@ async def test_a_question_that_a_stopped_process_leaves_open_is_given_up(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_client, "_ANSWER_S", 0.05)
-    with pytest.raises(EngineDead, match=r"mine does not answer for 0\.05 s"):
+    with pytest.raises(EngineAway, match=r"mine does not answer for 0\.05 s"):
         await control_client.ask_supervisor("mine", engine.record, "wait_ended")
     assert await engine.handle.call("echo") == []
 
@@ -151,8 +151,9 @@ async def test_who_waits_for_the_end_hears_why_the_engine_gave_up(engine: Engine
     waiting = asyncio.create_task(engine.handle.wait_ended())
     await engine.until(num_waiting=1)
     engine.is_over.set()
-    with pytest.raises(EngineDead, match="given up: gpu0 ended 6 times"):
+    with pytest.raises(EngineDead, match="given up: gpu0 ended 6 times") as told:
         await waiting
+    assert not isinstance(told.value, EngineAway), "it was reached"
 
 
 async def test_a_wait_ends_with_its_caller_and_an_act_does_not(engine: Engine) -> None:
@@ -183,11 +184,13 @@ async def test_what_was_made_for_an_engine_is_given_back_once(engine: Engine) ->
     assert own.num_ends == 1
 
 
-async def test_a_call_under_way_ends_with_the_supervisor(engine: Engine) -> None:
+async def test_a_call_under_way_ends_with_its_link_which_says_nothing_of_the_engine(
+    engine: Engine,
+) -> None:
     waiting = asyncio.create_task(engine.handle.wait_ended())
     await engine.until(num_waiting=1)
     await engine.desk.close()
-    with pytest.raises(EngineDead, match="Supervisor of engine mine is gone"):
+    with pytest.raises(EngineAway, match="the link to the Supervisor of engine mine is lost"):
         await waiting
 
 
@@ -196,7 +199,7 @@ async def test_a_supervisor_that_is_gone_is_engine_dead_and_needs_no_shutdown(
 ) -> None:
     await engine.desk.close()
     with pytest.raises(
-        EngineDead, match=r"Supervisor of engine mine is gone: nobody listens .* Start the engine"
+        EngineAway, match=r"Supervisor of engine mine is gone: nobody listens .* Start the engine"
     ):
         await engine.handle.call("echo")
     await engine.handle.shutdown()
@@ -208,7 +211,8 @@ async def test_who_stops_an_engine_that_was_stopped_does_not_say_that_it_ended_b
     await engine.desk.close()
     with caplog.at_level(logging.INFO):
         await engine.handle.shutdown()
-    assert [record.getMessage() for record in caplog.records] == ["engine mine has ended already"]
+    [told] = [record.getMessage() for record in caplog.records]
+    assert told == "engine mine has ended already, or is out of reach"
 
 
 async def test_an_engine_is_found_while_its_desk_is_open(engine: Engine) -> None:

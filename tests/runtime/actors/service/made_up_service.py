@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from raydix.errors import EngineDead, EngineStopped
+from raydix.runtime.actors.bootstrap.control_client import EngineAway
 from raydix.runtime.actors.bootstrap.placement import NoRoom
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.service.desk import answering, find_former
@@ -33,13 +34,17 @@ class FakeEngine:
         """Requests that wait, and that run."""
         self._loop = loop
         self._end: asyncio.Future[EngineDead] = loop.create_future()
+        self._cut: asyncio.Future[None] = loop.create_future()
 
     @property
     def is_over(self) -> bool:
         return self._end.done()
 
     async def call(self, method: str, *arguments: Any) -> Any:
+        self._require_link()
         if method == "client_facts":
+            if self._end.done():
+                raise self._end.result()
             return {"fingerprint": self.fingerprint}
         assert method == "stats"
         waiting, running = self.load
@@ -52,10 +57,24 @@ class FakeEngine:
         return {"scheduler": figures}
 
     async def wait_ended(self) -> None:
-        raise await self._end
+        self._require_link()
+        await asyncio.wait({self._end, self._cut}, return_when=asyncio.FIRST_COMPLETED)
+        self._require_link()
+        raise self._end.result()
 
     async def shutdown(self) -> None:
         self.finish(EngineStopped(f"engine {self.name} was shut down"))
+
+    def cut(self) -> None:
+        """Break the links to it, and let nobody make another until `mend`."""
+        self._cut.set_result(None)
+
+    def mend(self) -> None:
+        self._cut = self._loop.create_future()
+
+    def _require_link(self) -> None:
+        if self._cut.done():
+            raise EngineAway(f"the link to the Supervisor of engine {self.name} is lost")
 
     def kill(self) -> None:
         self.finish(EngineDead(f"engine {self.name} is gone"))
@@ -134,6 +153,10 @@ async def former_of() -> FormerService:
 def serving(service: EngineService) -> dict[str, str]:
     engines = service.describe()["engines"]
     return {each["node"]: each["name"] for each in engines if each["state"] == "serves"}
+
+
+def states(service: EngineService) -> dict[str, str]:
+    return {each["name"]: each["state"] for each in service.describe()["engines"]}
 
 
 def roles_on(service: EngineService) -> dict[str, str]:

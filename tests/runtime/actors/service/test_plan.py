@@ -18,7 +18,7 @@ from raydix.runtime.actors.service.plan import (
 )
 from raydix.runtime.config.policies import EngineRole
 
-STARTING, SERVING, DRAINING = EngineState
+STARTING, SERVING, AWAY, DRAINING = EngineState
 PREFILL, DECODE, BOTH = EngineRole
 
 
@@ -55,6 +55,12 @@ def test_each_engine_has_a_node_of_its_own() -> None:
     assert steps([], "abc", 2) == [start("a"), start("b")]
     assert steps([engine(1, "a")], "abc", 3) == [start("b"), start("c")]
     assert steps([engine(1, "a"), engine(2, "b", STARTING)], "ab", 3) == []
+
+
+def test_an_engine_that_is_away_is_replaced_only_once_its_node_is_lost() -> None:
+    assert steps([engine(1, "a", AWAY)], "abc", 1) == []
+    assert steps([engine(1, "a", AWAY)], "bc", 1) == [start("b")]
+    assert steps([engine(1, "a"), engine(2, "b", AWAY)], "ab", 1) == [Drain(name="s/2")]
 
 
 def test_a_node_that_joins_gets_an_engine_that_is_wanted() -> None:
@@ -171,7 +177,7 @@ def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
                         number += 1
                         engines[f"s/{number}"] = engine(number, node, STARTING, role)
                     case Drain(name=name):
-                        assert engines[name].state is SERVING
+                        assert engines[name].state in (SERVING, AWAY)
                         engines[name] = replace(engines[name], state=DRAINING)
                     case GiveUp(name=name):
                         assert engines.pop(name).state is STARTING
@@ -186,8 +192,8 @@ def test_whatever_happens_a_service_comes_to_what_is_wanted() -> None:
                     if each.state is DRAINING:
                         del engines[each.name]
                     elif each.node in nodes:
-                        engines[each.name] = replace(each, state=SERVING)
-        serving = [one for one in engines.values() if one.state is SERVING]
+                        engines[each.name] = replace(each, state=rng.choice([SERVING, AWAY]))
+        serving = [one for one in engines.values() if one.state in (SERVING, AWAY)]
         assert len(serving) == min(num_wanted, len(nodes)), seed
         roles = Counter(one.role for one in serving)
         assert all(roles[role] <= number for role, number in wanted.items()), seed
