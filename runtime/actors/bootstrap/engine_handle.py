@@ -97,14 +97,16 @@ class OwnEngine:
     log: LogFollower
 
     def end(self) -> None:
-        """Give everything back."""
+        """Give everything back. Raises RayError if Ray does not answer."""
         self.log.finish()
         # A private cluster takes actors and the placement group with it.
         if self.cluster is not None:
             self.cluster.stop()
             return
-        ray.kill(self.supervisor)
-        release(self.placement)
+        try:
+            ray.kill(self.supervisor)
+        finally:
+            release(self.placement)
 
 
 class EngineHandle:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,9 +13,11 @@ from ray.exceptions import RayActorError, RayError, RaySystemError, RayTaskError
 
 from raydix.errors import BadRequest, ConfigError, EngineDead, RaydixError
 from raydix.runtime.actors import engine_record
-from raydix.runtime.actors.bootstrap import control_client
+from raydix.runtime.actors.bootstrap import control_client, engine_handle
 from raydix.runtime.actors.bootstrap.control_client import EngineAway, call_supervisor
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, OwnEngine, typed_error
+from raydix.runtime.actors.bootstrap.log_follower import LogFollower
+from raydix.runtime.actors.bootstrap.placement import Placement
 from raydix.runtime.actors.engine_record import EngineRecord, find_record
 from raydix.runtime.actors.supervision.control_calls import Call, CallKind
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
@@ -182,6 +185,27 @@ async def test_what_was_made_for_an_engine_is_given_back_once(engine: Engine) ->
     await asyncio.gather(handle.shutdown(), handle.shutdown())
     await handle.shutdown()
     assert own.num_ends == 1
+
+
+def test_what_an_engine_has_reserved_is_given_back_although_its_supervisor_cannot_be_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released: list[object] = []
+
+    def kill(supervisor: object) -> None:
+        raise RpcError("the head does not answer")
+
+    monkeypatch.setattr(engine_handle.ray, "kill", kill)
+    monkeypatch.setattr(engine_handle, "release", released.append)
+    own = OwnEngine(
+        supervisor=None,
+        placement=cast(Placement, "placement"),
+        cluster=None,
+        log=cast(LogFollower, SimpleNamespace(finish=lambda: None)),
+    )
+    with pytest.raises(RpcError):
+        own.end()
+    assert released == ["placement"]
 
 
 async def test_a_call_under_way_ends_with_its_link_which_says_nothing_of_the_engine(
