@@ -108,7 +108,7 @@ class ServiceEngine:
         try:
             nodes = await asyncio.to_thread(launcher.nodes)
             engines = await asyncio.to_thread(launcher.engines)
-        except EngineDead:
+        except RaydixError:
             # The service asks the same all the time, and tells that nobody answers.
             return True
         return self.node in nodes and self.name in engines
@@ -164,5 +164,6 @@ class ServiceEngine:
     async def _end(self, started: StartedEngine) -> None:
         try:
             await started.shutdown()
-        except RaydixError as error:
-            logger.warning("engine %s has not ended well: %s", self.name, error)
+        except Exception:
+            # Whatever Ray raises: nothing is left to save here, and other engines are to go on.
+            logger.exception("engine %s has not ended well", self.name)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raydix.errors import CheckpointError, ConfigError
+from raydix.errors import CheckpointError, ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap.placement import NoRoom
 from raydix.runtime.actors.service.engine import ServiceEngine
 from raydix.runtime.actors.service.former import FormerService
@@ -73,6 +73,8 @@ class EngineService:
         """Since when each engine serves."""
         self._kept: tuple[RoleCounts, float] | None = None
         """The engines that a later version leaves to this one, and until when that counts."""
+        self._is_answered = True
+        """Whether the last look at nodes and engines was answered."""
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._serves = asyncio.Event()
@@ -85,7 +87,7 @@ class EngineService:
         """
         try:
             while not self._has_ended:
-                await self._bring_about(time.monotonic())
+                await self._look_around(time.monotonic())
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
@@ -149,7 +151,10 @@ class EngineService:
         """The same, with what each engine tells of itself: its load, its caches, since when."""
         described = self.describe()
         engines, now_s = dict(self._engines), time.monotonic()
-        addresses = await asyncio.to_thread(self._launcher.addresses)
+        addresses: Mapping[str, str] = {}
+        # The table is of most use while Ray does not answer.
+        with contextlib.suppress(EngineDead):
+            addresses = await asyncio.to_thread(self._launcher.addresses)
         rows = await asyncio.gather(*(each.row(now_s) for each in engines.values()))
         by_name = dict(zip(engines, rows, strict=True))
         for each in described["engines"]:
@@ -225,6 +230,21 @@ class EngineService:
                 load.wait_s,
                 load.num_running,
             )
+
+    async def _look_around(self, now_s: float) -> None:
+        """Take the steps that are due, as far as nodes and engines can be asked for now."""
+        try:
+            await self._bring_about(now_s)
+        except EngineDead as error:
+            if self._is_answered:
+                logger.warning("service %s goes on as it is, and looks again: %s", self.name, error)
+            self._is_answered = False
+            if self._is_stopping or self.has_given_way:
+                self._drain_all()
+            return
+        if not self._is_answered:
+            logger.info("service %s sees its nodes and engines again", self.name)
+        self._is_answered = True
 
     async def _bring_about(self, now_s: float) -> None:
         """Take the steps that are due."""
@@ -328,7 +348,10 @@ class EngineService:
             logger.warning("engine %s does not start: %s", engine.name, engine.failure)
             self._rests.note_failure(engine.node, str(engine.failure), now_s)
 
-    async def _end_all(self) -> None:
+    def _drain_all(self) -> None:
         for engine in self._engines.values():
             engine.drain()
+
+    async def _end_all(self) -> None:
+        self._drain_all()
         await asyncio.gather(*self._lives, return_exceptions=True)

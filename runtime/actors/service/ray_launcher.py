@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
 import ray
+from ray.exceptions import RayError
 
-from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
+from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle, typed_error
 from raydix.runtime.actors.bootstrap.launch import StartModel, start_engine
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.links.address import TcpAddress
-from raydix.runtime.actors.service.ray_engines import engines_of
+from raydix.runtime.actors.service.ray_engines import asking_ray, engines_of
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.config.engine import EngineConfig
@@ -38,7 +39,8 @@ class RayLauncher:
 
     def addresses(self) -> Mapping[str, str]:
         """The addresses of these nodes, by their ids."""
-        living = [node for node in ray.nodes() if node["Alive"]]
+        with asking_ray(self._service):
+            living = [node for node in ray.nodes() if node["Alive"]]
         return {node["NodeID"]: node["NodeManagerAddress"] for node in living}
 
     def engines(self) -> Sequence[str]:
@@ -47,6 +49,12 @@ class RayLauncher:
 
     def start(self, name: str, node: str, role: EngineRole, control: StartControl) -> EngineHandle:
         """Start an engine on a node, where clients on others reach it by the node's address."""
+        try:
+            return self._start(name, node, role, control)
+        except RayError as error:
+            raise typed_error(error, f"engine {name}") from error
+
+    def _start(self, name: str, node: str, role: EngineRole, control: StartControl) -> EngineHandle:
         [found] = [each for each in ray.nodes() if each["NodeID"] == node]
         # Its secret is drawn by the engine and told through Ray, as those of pulls are.
         address = found["NodeManagerAddress"]
