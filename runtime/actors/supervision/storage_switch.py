@@ -67,7 +67,16 @@ class StorageSwitch:
         async with self._switching:
             if self._has_ended:
                 raise EngineDead("the engine ends")
-            return await self._switch_to(section)
+
+            wanted = None if self.current is None else self.current.section
+            try:
+                name = await self._switch_to(section)
+                wanted = section
+            finally:
+                # It was given up meanwhile, when `_lose` left it to the switch what comes next.
+                if self.current is None and wanted is not None:
+                    self._try_later(wanted)
+            return name
 
     async def _switch_to(self, section: L3Section) -> str | None:
         storage = self._attached(section)
@@ -240,14 +249,22 @@ class StorageSwitch:
         """Lose an actor: the engine goes on without L3, and tries it again later."""
         if self.current is not storage:
             return
-        # During a switch it is the caller's error, who has asked for this backend.
-        if not self._switching.locked() and not self._has_ended:
+        # Whoever switches knows at the end what is to be used: this, another one or none.
+        if not self._switching.locked():
             # Before anything is waited for, so that who detaches meanwhile finds it.
-            self._retrying = asyncio.create_task(self._retry(storage.section))
+            self._try_later(storage.section)
         try:
             await self._forget()
         except RaydixError as error:
             logger.error("HostMemory was not told that there is no storage: %s", error)
+
+    def _try_later(self, section: L3Section) -> None:
+        """Let a task try again the backend that is wanted, in place of what one tries so far."""
+        if self._has_ended:
+            return
+        if self._retrying is not None:
+            self._retrying.cancel()
+        self._retrying = asyncio.create_task(self._retry(section))
 
     async def _retry(self, section: L3Section) -> None:
         """Use a backend that was given up once it works again, unless another is used by then."""
@@ -261,11 +278,13 @@ class StorageSwitch:
                     return
                 try:
                     await self._switch_to(section)
-                    return
                 except RaydixError as error:
                     logger.warning(
                         "the storage backend %s is still no use: %s", section.backend, error
                     )
+                # It may be given up again before the switch has ended.
+                if self.current is not None:
+                    return
 
     async def _forget(self) -> None:
         # First, so that a HostMemory which starts just now knows it.

@@ -1,92 +1,14 @@
 """Switching between backends whose actors and HostMemory the test plays."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.supervision.restarts import Supervision
-from raydix.runtime.actors.supervision.storage_switch import StorageSwitch
-from raydix.runtime.config.l3 import FakeL3Section, L3Section
 from raydix.runtime.storage.last_error import LastError
+from tests.runtime.actors.supervision.switch_bench import OTHER, SECTION, Bench, FakeActor
 
-QUICK = Supervision(
-    heartbeat_interval_s=0.0,
-    open_timeout_s=0.05,
-    drain_timeout_s=0.05,
-    first_backoff_s=0.0,
-    max_backoff_s=0.0,
-    max_crashes=1,
-)
-
-
-class FakeActor:
-    """A storage actor that the test ends."""
-
-    def __init__(self, bench: "Bench", number: int) -> None:
-        self.pid = number
-        self.ended = asyncio.Event()
-        self._bench = bench
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        self._bench.log.append(f"{method} {self.pid}")
-        if method == "require_answer" and self._bench.answer_error is not None:
-            raise self._bench.answer_error
-        if method == "last_error":
-            return self._bench.last_error
-
-    async def ping(self) -> None:
-        await asyncio.sleep(0.001)
-
-    async def wait_ended(self) -> None:
-        await self.ended.wait()
-
-    def release(self) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        if not self.ended.is_set():
-            self._bench.log.append(f"end {self.pid}")
-        self.ended.set()
-
-
-class Bench:
-    """What surrounds a switch, and a log of what happens in it."""
-
-    def __init__(self, storage_retry_s: float = 300.0) -> None:
-        self.log: list[str] = []
-        self.actors: list[FakeActor] = []
-        self.open_error: Exception | None = None
-        self.answer_error: Exception | None = None
-        self.last_error: dict[str, Any] | None = None
-        self.hangs = False
-        self.is_drained = True
-        self.switch = StorageSwitch(self, replace(QUICK, storage_retry_s=storage_retry_s))
-
-    async def make_storage(self, number: int, incarnation: int) -> FakeActor:
-        self.actors.append(FakeActor(self, number))
-        return self.actors[-1]
-
-    async def open_storage(self, actor: Any, section: L3Section) -> None:
-        if self.hangs:
-            await asyncio.Event().wait()
-        if self.open_error is not None:
-            raise self.open_error
-        self.log.append(f"open {actor.pid}")
-
-    async def tell_host(self, method: str, *arguments: Any) -> Any:
-        self.log.append(method)
-        return self.is_drained
-
-    async def until(self, *lines: str) -> None:
-        async with asyncio.timeout(10):
-            while self.log[-len(lines) :] != list(lines):
-                await asyncio.sleep(0)
-
-
-SECTION = FakeL3Section(backend="fake")
 ATTACHED = ["open 1", "require_answer 1", "serve 1", "wait_storage"]
 
 
@@ -225,52 +147,6 @@ async def test_actor_that_ends_is_made_again_and_serves_the_same_backend() -> No
     await bench.switch.end()
 
 
-async def test_backend_whose_actor_keeps_ending_is_given_up() -> None:
-    bench = Bench()
-    await bench.switch.attach(SECTION)
-    bench.open_error = OSError("gone")
-    bench.actors[0].ended.set()
-    await bench.until("detach_storage")
-    assert bench.switch.current is None
-    assert await bench.switch.detach() is None
-    await bench.switch.end()
-
-
-async def given_up(bench: Bench) -> None:
-    await bench.switch.attach(SECTION)
-    bench.open_error = OSError("gone")
-    bench.actors[0].ended.set()
-    await bench.until("detach_storage")
-
-
-async def test_backend_that_was_given_up_is_tried_until_it_works_again() -> None:
-    bench = Bench(storage_retry_s=0.0)
-    await given_up(bench)
-    await bench.until("end 2")
-    bench.open_error = None
-    await bench.until("wait_storage")
-    assert bench.switch.current is not None
-    assert "gone" in bench.switch.last_errors(None)["fake"].text
-    await bench.switch.end()
-
-
-@pytest.mark.parametrize("attaches", [False, True])
-async def test_backend_that_was_given_up_is_not_tried_once_something_else_is_asked_for(
-    attaches: bool,
-) -> None:
-    bench = Bench(storage_retry_s=0.01)
-    await given_up(bench)
-    bench.open_error = None
-    await (bench.switch.attach(SECTION) if attaches else bench.switch.detach())
-    num_actors = len(bench.actors)
-    current = bench.switch.current
-    assert bench.switch._retrying is not None
-    await asyncio.wait([bench.switch._retrying])
-    assert len(bench.actors) == num_actors
-    assert bench.switch.current is current
-    await bench.switch.end()
-
-
 async def test_backend_that_is_given_up_while_it_is_attached_is_an_error_of_the_caller() -> None:
     bench = Bench()
 
@@ -314,7 +190,7 @@ async def test_attach_that_host_memory_does_not_answer_ends_and_the_former_backe
     former = bench.switch.current
     bench.mute = mute
     with pytest.raises(EngineDead, match="HostMemory did not"):
-        await bench.switch.attach(SECTION.model_copy(update={"latency_s": 0.5}))
+        await bench.switch.attach(OTHER)
 
     bench.mute = None
     assert bench.switch.current is not None
