@@ -261,6 +261,8 @@ class Ingress:
         if sent is None:
             return None
         took_s = now_s - sent.sent_s
+        if (node := self._nodes.get(sent.route.node)) is not None:
+            node.note_first_token(request_id, now_s)
         self.release(request_id)
         if sent.split is not None:
             way = Way(sent.split.first, sent.split.then)

@@ -5,11 +5,13 @@ says which requests it knows of; those that it does not know of count in full un
 that is silent for longer than it said answers no sooner than it has been silent, and one that lets
 a request wait for longer than was predicted, whatever it reports, no sooner than it has been late:
 so it is asked less and less, and again once it is heard or has answered. Too bad: work that was
-reported counts as done with time, up to the next report.
+reported counts as done with time, up to the next report; and a request that waits while a later one
+is answered waits for something of its own, which says nothing of the node.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -71,8 +73,6 @@ class Need:
 class _Booking:
     number: int
     own_ns: int
-    due_s: float
-    """When its first token is to come."""
     coming: tuple[int, ...]
     """The words of the keys that the request is to bring to the node."""
 
@@ -89,6 +89,8 @@ class Node:
         self._report_s = 0.0
         self._num_sent = 0
         self._bookings: dict[RequestId, _Booking] = {}
+        self._awaited: dict[int, float] = {}
+        """When the first token of each booking is to come, by number, but of those passed over."""
         self._expected: set[RequestId] = set()
         """Requests that will go on here, and have no first token yet."""
         self._num_unseen = 0
@@ -235,9 +237,9 @@ class Node:
         coming = tuple(words[need.num_cached_pages :].tolist())
         for word in coming:
             self._coming.setdefault(word, request_id)
-        due_s = now_s + need.place.first_token_s
         own_ns = round(need.place.own_s * _NS_PER_S)
-        booking = self._bookings[request_id] = _Booking(self._num_sent, own_ns, due_s, coming)
+        booking = self._bookings[request_id] = _Booking(self._num_sent, own_ns, coming)
+        self._awaited[booking.number] = now_s + need.place.first_token_s
         if self._is_unseen(booking):
             self._num_unseen += 1
             self._unseen_ns += own_ns
@@ -247,10 +249,23 @@ class Node:
         """One more request is sent to the node, which will tell how many of them it has seen."""
         self._num_sent += 1
 
+    def note_first_token(self, request_id: RequestId, now_s: float) -> None:
+        """The node answers: what was due before, and was sent before, is no sign that it does not.
+
+        The request stays booked until `release`; others change nothing.
+        """
+        booking = self._bookings.get(request_id)
+        if booking is None:
+            return
+        older = takewhile(lambda item: item[0] < booking.number, self._awaited.items())
+        for number in [number for number, due_s in older if due_s < now_s]:
+            del self._awaited[number]
+
     def release(self, request_id: RequestId) -> None:
         """The prompt of a request has been computed, or never will be; others change nothing."""
         booking = self._bookings.pop(request_id, None)
         if booking is not None:
+            self._awaited.pop(booking.number, None)
             self._brought.append((request_id, booking.coming))
             if self._is_unseen(booking):
                 self._num_unseen -= 1
@@ -270,8 +285,7 @@ class Node:
         # What was to be done by the next report is believed; what is later has to be shown.
         done_s = min(age_s, report.interval_s)
         silent_s = max(0.0, age_s - report.interval_s)
-        oldest = next(iter(self._bookings.values()), None)
-        late_s = 0.0 if oldest is None else max(0.0, now_s - oldest.due_s)
+        late_s = max(0.0, now_s - next(iter(self._awaited.values()), now_s))
         # Other ingresses see what this one saw and send as much: half of it comes before this.
         part = (1 + report.num_ingresses) / 2
         prompts_s = max(0.0, report.busy_s - done_s) + self._unseen_ns / _NS_PER_S * part
@@ -302,11 +316,13 @@ class Node:
             keys.check()
         brought = {request_id for request_id, _ in self._brought}
         strangers = set(self._coming.values()) - self._bookings.keys() - brought
+        unsent = self._awaited.keys() - {each.number for each in self._bookings.values()}
         unseen = [each.own_ns for each in self._bookings.values() if self._is_unseen(each)]
         counted = self._num_unseen, self._unseen_ns
-        if strangers or counted != (len(unseen), sum(unseen)):
+        if strangers or unsent or counted != (len(unseen), sum(unseen)):
             raise AccountingError(
                 f"node {self.name}: {len(strangers)} requests bring keys and are not booked; "
+                f"{len(unsent)} are awaited and not booked; "
                 f"{counted} are unseen and their time in ns, {len(unseen)} and {sum(unseen)} found"
             )
 

@@ -182,6 +182,50 @@ def test_a_node_that_reports_and_does_not_answer_is_asked_no_more() -> None:
     assert sent(ingress, "c", range(20), 10.1).node == 0
 
 
+def passed_over_on_node_0() -> Ingress:
+    """Node 0 has the prefix; one request waits there while a later one was answered at 5 s."""
+    ingress = ingress_of()
+    ingress.handle(stored(0, range(20)), 0.0)
+    assert sent(ingress, "stuck", range(20), 0.0).node == 0
+    ingress.route(asking("later", range(20)), 4.9, among=[NodeId(0)])
+    ingress.note_first_token(RequestId("later"), 5.0)
+    return ingress
+
+
+def test_a_node_that_answers_later_requests_is_not_held_for_late_by_one_that_waits() -> None:
+    ingress = passed_over_on_node_0()
+
+    for at_s in (5.0, 65.0):
+        for node in range(2):
+            ingress.handle(reported(node, num_seen=9), at_s)
+        route = sent(ingress, f"at {at_s}", range(20), at_s)
+        assert route.node == 0
+        assert route.first_token_s < 0.5
+        ingress.note_first_token(RequestId(f"at {at_s}"), at_s + 0.1)
+    ingress.check()
+
+
+def test_a_node_that_stops_answering_after_it_has_passed_one_over_is_asked_no_more() -> None:
+    ingress = passed_over_on_node_0()
+    assert sent(ingress, "unanswered", range(20), 5.0).node == 0
+
+    for node in range(2):
+        ingress.handle(reported(node, num_seen=9), 15.0)
+    assert sent(ingress, "next", range(20), 15.0).node == 1
+
+
+def test_a_node_that_answers_in_order_is_as_late_as_the_oldest_that_waits() -> None:
+    ingress = ingress_of(1)
+    dues_s = [sent(ingress, name, range(20)).first_token_s for name in ("a", "b", "c")]
+    ingress.note_first_token(RequestId("a"), 10.0)
+
+    ingress.handle(reported(0, num_seen=3), 10.0)
+    own_s = PAGE_SIZE / 2 * TOKEN_S
+    assert sent(ingress, "d", range(20), 10.0).first_token_s == pytest.approx(
+        10.0 - dues_s[1] + own_s, abs=0.5
+    )
+
+
 def test_a_slow_node_gets_what_it_can_do() -> None:
     ingress = ingress_of()
     ingress.handle(reported(0, prefill=Line(0.0, 10 * TOKEN_S)), 0.0)
