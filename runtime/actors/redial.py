@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, LinkRefused, LinkSilent
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def redial(dial: Dial[L], stop: threading.Event, peer: str, patience_s: float) -
     Raises LinkClosed if there is none for `patience_s`.
     """
     began_s = time.monotonic()
-    refusal = ""
+    warned = ""
     give_up_s = began_s + patience_s
     delay_s = 0.01
     while not stop.is_set():
@@ -37,9 +37,10 @@ def redial(dial: Dial[L], stop: threading.Event, peer: str, patience_s: float) -
             return link
         except LinkClosed as closed:
             # One that hangs up on us is being restarted, or will never take us.
-            if isinstance(closed, LinkRefused) and str(closed) != refusal:
-                refusal = str(closed)
-                logger.warning("%s has refused this actor: %s", peer, refusal)
+            if isinstance(closed, LinkRefused | LinkSilent) and str(closed) != warned:
+                warned = str(closed)
+                what = "refused" if isinstance(closed, LinkRefused) else "not answered"
+                logger.warning("%s has %s this actor: %s", peer, what, warned)
             if time.monotonic() > give_up_s:
                 raise
         stop.wait(delay_s)

@@ -5,7 +5,7 @@ import time
 
 from raydix.runtime.actors.links.frames import MAX_HELLO_BYTES, FrameReader, FrameTooLarge, frame
 from raydix.runtime.actors.links.handshake import Handshake, HandshakeFailed
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import LinkClosed, LinkRefused, LinkSilent
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S
 from raydix.runtime.messages.hello import Hello
 
@@ -14,7 +14,8 @@ def shake_hands(connection: socket.socket, handshake: Handshake) -> Hello:
     """Carry a handshake out, within a bounded time; returns who the peer is.
 
     Not a byte is read of what follows, and from then on the socket waits for as long as it takes.
-    Raises LinkRefused, and closes the socket.
+    Raises LinkRefused, or LinkSilent if the peer has not answered in time; then the socket is
+    closed.
     """
     deadline_s = time.monotonic() + HANDSHAKE_S
     try:
@@ -25,6 +26,9 @@ def shake_hands(connection: socket.socket, handshake: Handshake) -> Hello:
             if answer is not None:
                 connection.sendall(frame(answer))
         connection.settimeout(None)
+    except TimeoutError as error:
+        connection.close()
+        raise LinkSilent(f"the peer has not answered a greeting for {HANDSHAKE_S:g} s") from error
     except (OSError, LinkClosed, FrameTooLarge, HandshakeFailed) as error:
         connection.close()
         raise LinkRefused(f"the handshake with the peer failed: {error}") from error

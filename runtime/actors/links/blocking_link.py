@@ -5,8 +5,10 @@ import logging
 import select
 import socket
 import threading
+import time
 
 from raydix.runtime.actors.links.address import open_connection, parse_address
+from raydix.runtime.actors.links.attempts import Attempts
 from raydix.runtime.actors.links.blocking_handshake import shake_hands
 from raydix.runtime.actors.links.frames import (
     MAX_FRAME_BYTES,
@@ -16,8 +18,6 @@ from raydix.runtime.actors.links.frames import (
 )
 from raydix.runtime.actors.links.handshake import DialerHandshake, new_nonce
 from raydix.runtime.actors.links.link import LinkClosed
-from raydix.runtime.actors.links.socket_dialer import retry_delays_s
-from raydix.runtime.actors.links.socket_link import HANDSHAKE_S
 from raydix.runtime.messages.codec import Message, MessageError, decode, encode
 from raydix.runtime.messages.hello import Hello
 
@@ -30,7 +30,7 @@ class BlockingSocketLink:
     """A `BlockingLink` over a connected socket."""
 
     def __init__(self, connection: socket.socket, handshake: DialerHandshake) -> None:
-        """Carry the handshake out; takes `connection` over. Raises LinkRefused."""
+        """Carry the handshake out; takes `connection` over. Raises LinkRefused or LinkSilent."""
         self._connection = connection
         self._reader = FrameReader(MAX_FRAME_BYTES)
         self._scratch = bytearray(_RECEIVE_BYTES)
@@ -148,19 +148,19 @@ def connect_blocking(
 ) -> BlockingSocketLink:
     """Connect, trying again while nobody listens there.
 
-    Raises LinkRefused if either end does not believe the other, LinkClosed if nobody listened for
-    `timeout_s` or if `stop` is set meanwhile.
+    Raises LinkRefused if either end does not believe the other, LinkSilent if nobody answers who
+    listens there, LinkClosed if nobody listened, or no host answered, for `timeout_s`, or if `stop`
+    is set meanwhile. The first attempt takes longer if it has to.
     """
     stop = threading.Event() if stop is None else stop
     parsed = parse_address(address)
-
-    # The last attempt has no delay after it.
-    for delay_s in [*retry_delays_s(timeout_s), None]:
+    attempts = Attempts(timeout_s, time.monotonic())
+    while True:
         try:
-            connection = open_connection(parsed, HANDSHAKE_S)
+            connection = open_connection(parsed, attempts.bound_s(time.monotonic()))
         except OSError as error:
-            if delay_s is None or stop.wait(delay_s):
-                raise LinkClosed(f"nobody listens at {address}: {error}") from error
+            pause_s = attempts.fail(time.monotonic())
+            if pause_s is None or stop.wait(pause_s):
+                raise attempts.end(address, error, time.monotonic()) from error
         else:
             return BlockingSocketLink(connection, DialerHandshake(own, secret, new_nonce()))
-    raise AssertionError("unreachable: the last attempt returns or raises")

@@ -2,26 +2,15 @@
 
 import asyncio
 import ssl
+import time
 from typing import Any
 
 from raydix.runtime.actors.links.address import Address, UnixAddress, parse_address
+from raydix.runtime.actors.links.attempts import Attempts
 from raydix.runtime.actors.links.handshake import DialerHandshake, new_nonce
-from raydix.runtime.actors.links.link import LinkClosed, LinkRefused, LinkSilent
+from raydix.runtime.actors.links.link import LinkRefused, LinkSilent
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S, SocketLink
 from raydix.runtime.messages.hello import Hello
-
-_FIRST_RETRY_S = 0.01
-_MAX_RETRY_S = 0.5
-
-
-def retry_delays_s(timeout_s: float) -> list[float]:
-    """Waits between attempts to connect: doubling, and `timeout_s` in sum."""
-    delays, delay_s = [], _FIRST_RETRY_S
-    while timeout_s > 0:
-        delays.append(min(delay_s, timeout_s))
-        timeout_s -= delay_s
-        delay_s = min(2 * delay_s, _MAX_RETRY_S)
-    return delays
 
 
 async def connect(
@@ -34,30 +23,31 @@ async def connect(
     """Connect, trying again while nobody listens there. `tls`: for TCP alone.
 
     Raises LinkRefused if either end does not believe the other, LinkSilent if nobody answers who
-    listens there, LinkClosed if nobody listened for `timeout_s`.
+    listens there, LinkClosed if nobody listened, or no host answered, for `timeout_s`. The first
+    attempt takes longer if it has to.
     """
-    # The last attempt has no delay after it.
-    for delay_s in [*retry_delays_s(timeout_s), None]:
+    attempts = Attempts(timeout_s, time.monotonic())
+    while True:
         try:
-            return await _connect_once(address, own, secret, tls)
+            return await _connect_once(
+                address, own, secret, tls, timeout_s=attempts.bound_s(time.monotonic())
+            )
         except OSError as error:
-            if delay_s is None:
-                raise LinkClosed(
-                    f"nobody listens at {address} after {timeout_s} s: {error}"
-                ) from error
-            await asyncio.sleep(delay_s)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+            pause_s = attempts.fail(time.monotonic())
+            if pause_s is None:
+                raise attempts.end(address, error, time.monotonic()) from error
+        await asyncio.sleep(pause_s)
 
 
 async def _connect_once(
-    address: str, own: Hello, secret: bytes, tls: ssl.SSLContext | None
+    address: str, own: Hello, secret: bytes, tls: ssl.SSLContext | None, *, timeout_s: float
 ) -> SocketLink:
     opened: asyncio.Future[SocketLink] = asyncio.get_running_loop().create_future()
     handshake = DialerHandshake(own, secret, new_nonce())
     link = SocketLink(handshake, opened.set_result)
     try:
         # The kernel would try for minutes where nothing answers at all.
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(timeout_s):
             await _dial(parse_address(address), link, tls)
     except ssl.SSLError as error:
         raise LinkRefused(f"{address} and this process do not agree on TLS: {error}") from error

@@ -13,7 +13,7 @@ from typing import Protocol
 from raydix.runtime.actors.links.address import TcpAddress, notice_dead_peers, open_connection
 from raydix.runtime.actors.links.blocking_handshake import shake_hands
 from raydix.runtime.actors.links.handshake import DialerHandshake, ListenerHandshake, new_nonce
-from raydix.runtime.actors.links.link import LinkRefused
+from raydix.runtime.actors.links.link import LinkRefused, LinkSilent
 from raydix.runtime.actors.links.socket_link import HANDSHAKE_S
 from raydix.runtime.messages.hello import Hello
 
@@ -92,12 +92,14 @@ class SocketStream:
 def dial_stream(
     address: TcpAddress, own: Hello, secret: bytes, tls: ssl.SSLContext | None
 ) -> SocketStream:
-    """Open a stream, to receive pages. Raises LinkRefused if nobody there believes us.
+    """Open a stream, to receive pages.
+
+    Raises LinkRefused if nobody there believes us, LinkSilent if nobody there answers in time.
 
     A listener of this host is reached without TCP, which takes a third of the CPU, but for TLS.
     """
     if tls is None and (connection := _connect_here(address)) is not None:
-        with contextlib.suppress(LinkRefused):
+        with contextlib.suppress(LinkRefused, LinkSilent):
             return _shaken(connection, own, secret)
     try:
         connection = open_connection(address, HANDSHAKE_S)
@@ -108,7 +110,7 @@ def dial_stream(
 
 
 def _shaken(connection: socket.socket, own: Hello, secret: bytes) -> SocketStream:
-    """The stream of a connection, once its peer believes us. Raises LinkRefused."""
+    """The stream of a connection, once its peer believes us. Raises LinkRefused or LinkSilent."""
     shake_hands(connection, DialerHandshake(own, secret, new_nonce()))
     return SocketStream(connection)
 
@@ -242,7 +244,7 @@ class StreamListener:
                 hello = shake_hands(connection, handshake)
             finally:
                 self._strangers.release()
-        except (OSError, LinkRefused) as error:
+        except (OSError, LinkRefused, LinkSilent) as error:
             logger.warning("dropping a stream of pages: %s", error)
             return
         self._on_stream(hello, SocketStream(connection, self._patience_s))

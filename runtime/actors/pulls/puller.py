@@ -89,13 +89,13 @@ class Puller:
         try:
             return await asyncio.shield(opened)
         except asyncio.CancelledError:
-            with contextlib.suppress(LinkRefused):
+            with contextlib.suppress(LinkRefused, LinkSilent):
                 carrier, streams = await opened
                 _close(carrier, streams)
             raise
 
     def _open_streams(self, opening: OpenStreams) -> tuple[Carrier, list[PageStream]]:
-        """What carries the pages of a link, and its streams. Raises LinkRefused."""
+        """What carries the pages of a link, and its streams. Raises LinkRefused or LinkSilent."""
         home, address = self._home, TcpAddress(self._record.host, opening.port)
         carrier = self._open_carrier(opening)
         hello = replace(home.hello, role=carrier.role, ticket=opening.ticket)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, LinkRefused
+from raydix.runtime.actors.links.link import BlockingLink, LinkClosed, LinkRefused, LinkSilent
 from raydix.runtime.actors.redial import redial
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.testing.links import in_process_blocking_pair
@@ -14,12 +14,14 @@ from raydix.runtime.testing.links import in_process_blocking_pair
 WARNINGS = ("another secret", "another secret", "another version", "another version")
 
 
-async def test_each_reason_to_be_refused_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_reason_why_there_is_no_link_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     hello = Hello(role=Role.STORAGE, name="x", incarnation=1, pid=1)
     _, link = in_process_blocking_pair(hello, hello)
     answers: Iterator[LinkClosed | BlockingLink] = iter(
-        [*map(LinkRefused, WARNINGS), LinkClosed("nobody listens"), link]
+        [*map(LinkRefused, WARNINGS), LinkClosed("nobody listens"), LinkSilent("5 s"), link]
     )
 
     def dial(_: threading.Event) -> BlockingLink:
@@ -33,6 +35,7 @@ async def test_each_reason_to_be_refused_is_told_once(caplog: pytest.LogCaptureF
     assert warned == [
         "HostMemory has refused this actor: another secret",
         "HostMemory has refused this actor: another version",
+        "HostMemory has not answered this actor: 5 s",
     ]
     assert caplog.messages[-1].startswith("linked to HostMemory")
 
