@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FACTS_S = 10.0
 _NAME_RELEASE_S = 5.0
 _NAME_RETRY_S = 0.05
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
@@ -238,7 +239,14 @@ def find_engine(name: str = "raydix", address: str | None = None) -> EngineHandl
     find_cluster(address, name)
     supervisor = find_supervisor(name)
     try:
-        facts: EngineFacts = ray.get(supervisor.facts.remote(own_node()))
+        # A thread may wait here whose caller has given it up, and asks again by another one.
+        facts: EngineFacts = ray.get(supervisor.facts.remote(own_node()), timeout=_FACTS_S)
+    except GetTimeoutError as error:
+        raise EngineDead(
+            f"the Supervisor of engine {name} has not answered for {_FACTS_S:g} s: its process is "
+            "stopped or busy, or is yet to start. Try again, and if that does not help, end it "
+            "and start the engine again."
+        ) from error
     except RayError as error:
         raise typed_error(error, f"engine {name}") from error
     return EngineHandle(facts.client, facts.record)
