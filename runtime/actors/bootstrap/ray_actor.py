@@ -1,6 +1,7 @@
 """One incarnation of an actor in a Ray worker process of this host, as its keeper sees it."""
 
 import asyncio
+import logging
 from typing import Any
 
 import ray
@@ -8,6 +9,8 @@ from ray.exceptions import RayError
 
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
 from raydix.runtime.actors.process import ProcessHandle
+
+logger = logging.getLogger(__name__)
 
 _RAY_KILL_S = 0.5
 
@@ -43,11 +46,14 @@ class RayActor:
     def kill(self) -> None:
         """Kill the process.
 
-        Ray is told first, so that it knows that this is meant; if it does nothing, the kernel
-        kills.
+        Ray is told first, so that it knows that this is meant; if it does nothing, or cannot be
+        told, the kernel kills a moment later.
         """
-        ray.kill(self._handle)
         asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
+        try:
+            ray.kill(self._handle)
+        except Exception as error:  # noqa: BLE001  whatever Ray raises where its head is lost
+            logger.warning("Ray does not kill %s: %s; the kernel does", self._name, error)
 
     def release(self) -> None:
         """Kill the process: nobody else uses it."""
