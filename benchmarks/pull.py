@@ -35,6 +35,7 @@ from benchmarks.rivals.moved_bytes import (
     sink,
 )
 from raydix.ids import BatchId, ConnectionId, HostPageId
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.actors.links.numbered_links import NumberedLinks
 from raydix.runtime.actors.pulls.pull_settings import PeerRecord, PullHome
@@ -73,6 +74,7 @@ class Node:
             PullHome(
                 hello=Hello(role=Role.HOST_MEMORY, name=name, incarnation=1, pid=1),
                 arena=self.arena,
+                users=ArenaUsers(self.arena.users),
                 namespace=make_namespace(b"model", "v1", layout),
                 post=self._take,
                 links=self.links,

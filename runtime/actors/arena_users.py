@@ -10,12 +10,15 @@ one list or the other, whole.
 """
 
 import json
+import threading
 from collections.abc import Sequence
 
 from raydix.errors import ConfigError
 from raydix.ids import SchedulerName
 from raydix.runtime.actors.process import ProcessId
 
+OF_HOST_MEMORY = SchedulerName("host memory")
+"""Under what an arena notes processes that copy for HostMemory itself: of storage, and of NIXL."""
 _HEAD_BYTES = 8
 _LENGTH_BYTES = 4
 
@@ -24,6 +27,7 @@ class ArenaUsers:
     """Owns: the names of the engines' Schedulers that use an arena, and the processes of each.
 
     One that is added counts as a user until it is removed, whoever is HostMemory by then.
+    HostMemory is a user, too, by the processes that copy for it. Thread-safe.
     """
 
     def __init__(self, region: memoryview) -> None:
@@ -31,11 +35,17 @@ class ArenaUsers:
         self._region = region
         self._room_bytes = len(region) // 2 - _HEAD_BYTES - _LENGTH_BYTES
         self._processes: dict[SchedulerName, list[ProcessId]] = self._read()
+        self._lock = threading.Lock()
 
     @property
     def names(self) -> Sequence[SchedulerName]:
         """All users, in the order in which they came."""
         return tuple(self._processes)
+
+    @property
+    def engines(self) -> Sequence[SchedulerName]:
+        """All users but HostMemory itself."""
+        return tuple(name for name in self._processes if name != OF_HOST_MEMORY)
 
     def processes(self, name: SchedulerName) -> Sequence[ProcessId]:
         """The processes of a user that were noted and may still live; none of who is no user."""
@@ -46,13 +56,33 @@ class ArenaUsers:
 
         Raises ConfigError if the list of users is full.
         """
-        known = [each for each in self._processes.get(name, ()) if each.is_alive]
-        if process not in known:
-            known.append(process)
-        self._write({**self._processes, name: known})
+        with self._lock:
+            known = [each for each in self._processes.get(name, ()) if each.is_alive]
+            if process not in known:
+                known.append(process)
+            self._write({**self._processes, name: known})
+
+    def drop_ended(self, name: SchedulerName) -> None:
+        """Forget the processes of a user that have ended, and the user if none is left."""
+        with self._lock:
+            known = self._processes.get(name, [])
+            alive = [each for each in known if each.is_alive]
+            if not alive:
+                self._forget(name)
+            elif alive != known:
+                self._write({**self._processes, name: alive})
 
     def remove(self, name: SchedulerName) -> None:
         """Forget a user of whom no process is left."""
+        with self._lock:
+            self._forget(name)
+
+    async def wait_former_ended(self) -> None:
+        """Wait for what copied for the HostMemory before this one: it may still write the arena."""
+        for process in self.processes(OF_HOST_MEMORY):
+            await process.wait_ended()
+
+    def _forget(self, name: SchedulerName) -> None:
         self._write({each: own for each, own in self._processes.items() if each != name})
 
     def _read(self) -> dict[SchedulerName, list[ProcessId]]:

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from raydix.errors import AccountingError
 from raydix.ids import ConnectionId, SchedulerName
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.figures_log import FiguresLog
 from raydix.runtime.actors.flushes import Flushes
 from raydix.runtime.actors.host_metrics import HOST_METRICS, PAGE_TOKENS
@@ -152,7 +153,7 @@ class HostMemoryActor:
         self._is_adopted = True
         return self.arena.location
 
-    async def start(self, setup: HostMemorySetup) -> None:
+    async def start(self, setup: HostMemorySetup, users: ArenaUsers) -> None:
         """Begin to decide within the arena, and listen for storage; nobody is followed yet."""
         if self.arena is None:
             raise AccountingError("HostMemory starts without an arena")
@@ -169,7 +170,9 @@ class HostMemoryActor:
             setup.storage_address, self._hello(), setup.storage_secret, self._serve_storage
         )
         if setup.pull is not None and self._finder is not None:
-            home = PullHome.of(setup.pull, self._hello(), self.arena, self._links, self._turns.post)
+            home = PullHome.of(
+                setup.pull, self._hello(), self.arena, users, self._links, self._turns.post
+            )
             self._pulls = await open_pulls(setup.pull, home, self._finder)
         spare_long_lived_objects()
         self._storage_log.start(self.stats)
@@ -222,8 +225,7 @@ class HostMemoryActor:
         """The core's figures, and how many tokens a page has."""
         stats = self._running_core().stats()
         stats |= {PAGE_TOKENS: self._page_tokens, "incarnation": self._incarnation}
-        off_since_s = stats.pop("l3_off_since_s", None)
-        if off_since_s is not None:
+        if (off_since_s := stats.pop("l3_off_since_s", None)) is not None:
             # The clock of the core is nobody else's.
             stats["l3_off_at_s"] = time.time() - (time.monotonic() - off_since_s)
         return stats
@@ -240,8 +242,7 @@ class HostMemoryActor:
 
     async def flush_storage(self) -> str:
         """Remove this namespace's objects from L3; returns the status by name."""
-        flush = self._flushes.storage
-        if flush is None:
+        if (flush := self._flushes.storage) is None:
             flush = self._flushes.expect_storage()
             self._turns.post(FlushStorage())
 
@@ -250,8 +251,7 @@ class HostMemoryActor:
 
     async def drain(self, timeout_s: float) -> bool:
         """Wait until every write to L3 is done, or `timeout_s`. Returns whether they all are."""
-        deadline_s = time.monotonic() + timeout_s
-        core = self._running_core()
+        core, deadline_s = self._running_core(), time.monotonic() + timeout_s
         while not core.is_drained and time.monotonic() < deadline_s:
             await asyncio.sleep(_DRAIN_POLL_S)
         return core.is_drained

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.pulls.arriving import ArrivingPages
 from raydix.runtime.actors.pulls.leasing import ReadFailed, RemoteRead, RemoteReads, read_pages
 from raydix.runtime.actors.pulls.nixl_process import NixlProcess
@@ -125,10 +126,15 @@ class LeaseCarrier:
 
     @classmethod
     def open(
-        cls, location: ArenaLocation, access: ArenaAccess, namespace: Namespace, num_streams: int
+        cls,
+        location: ArenaLocation,
+        users: ArenaUsers,
+        access: ArenaAccess,
+        namespace: Namespace,
+        num_streams: int,
     ) -> "LeaseCarrier":
-        """Have NIXL read another node's arena. Raises NixlUnusable."""
-        process = NixlProcess(location, num_streams)
+        """Have NIXL read another node's arena into this one. Raises NixlUnusable."""
+        process = NixlProcess(location, users, num_streams)
         try:
             return cls(process.reads_of(access), namespace, process)
         except BaseException:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from raydix.errors import RaydixError
-from raydix.runtime.actors.process import end_with_parent, exit_process
+from raydix.errors import ConfigError, RaydixError
+from raydix.runtime.actors.arena_users import OF_HOST_MEMORY, ArenaUsers
+from raydix.runtime.actors.process import ProcessId, end_with_parent, exit_process
 from raydix.runtime.actors.pulls.leasing import ReadFailed, RemoteRead
 from raydix.runtime.messages.pulls import ArenaAccess
 from raydix.runtime.tiers.host_arena import ArenaLocation, HostArena
@@ -57,10 +58,14 @@ class NixlReads:
 
 
 class NixlProcess:
-    """Owns: a process in which NIXL has the arena registered, until `close`."""
+    """Owns: a process in which NIXL has the arena registered, until `close`.
 
-    def __init__(self, location: ArenaLocation, num_channels: int = 1) -> None:
+    It is noted among the arena's users: it may end later than a HostMemory that is killed.
+    """
+
+    def __init__(self, location: ArenaLocation, users: ArenaUsers, num_channels: int = 1) -> None:
         """Start it. Raises NixlUnusable if it does not come up."""
+        self._users = users
         pipes = [Pipe() for _ in range(num_channels)]
         self._channels = [ours for ours, _ in pipes]
         theirs = [channel.fileno() for _, channel in pipes]
@@ -77,6 +82,8 @@ class NixlProcess:
         for _, channel in pipes:
             channel.close()
         try:
+            self._note()
+            # From here on it may map the arena.
             answer = self._ask(location)
             if not isinstance(answer, ArenaAccess):
                 raise NixlUnusable(str(answer))
@@ -97,6 +104,13 @@ class NixlProcess:
             raise NixlUnusable(str(answer))
         return [NixlReads(channel) for channel in self._channels]
 
+    def _note(self) -> None:
+        """Note it as a user of the arena. Raises NixlUnusable if there is no room for it."""
+        try:
+            self._users.add(OF_HOST_MEMORY, ProcessId.of(self._process.pid))
+        except ConfigError as error:
+            raise NixlUnusable(str(error)) from error
+
     def _ask(self, question: ArenaLocation | ArenaAccess) -> Answer:
         try:
             self._channels[0].send(question)
@@ -114,6 +128,7 @@ class NixlProcess:
         """
         self._process.kill()
         self._process.wait()
+        self._users.drop_ended(OF_HOST_MEMORY)
 
 
 def serve(asker: int, fds: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.links.numbered_links import NumberedLinks
 from raydix.runtime.actors.links.tls import TlsFiles
 from raydix.runtime.actors.pulls.carriers import nixl_facts, why_not_nixl
@@ -49,6 +50,8 @@ class PullHome:
 
     hello: Hello
     arena: HostArena
+    users: ArenaUsers
+    """The arena's, among which processes are noted that map it."""
     namespace: Namespace
     links: NumberedLinks
     """The actor's links, to which those of other nodes are added."""
@@ -72,6 +75,7 @@ class PullHome:
         setup: PullSetup,
         hello: Hello,
         arena: HostArena,
+        users: ArenaUsers,
         links: NumberedLinks,
         post: Callable[[PeerEvent], None],
     ) -> Self:
@@ -80,6 +84,7 @@ class PullHome:
         return cls(
             hello=hello,
             arena=arena,
+            users=users,
             namespace=setup.namespace,
             links=links,
             post=post,

@@ -114,7 +114,7 @@ class Puller:
         if access is not None and home.why_not_nixl is None and not self._has_nixl_failed:
             try:
                 return LeaseCarrier.open(
-                    home.arena.location, access, home.namespace, home.num_streams
+                    home.arena.location, home.users, access, home.namespace, home.num_streams
                 )
             except NixlUnusable as error:
                 self._give_nixl_up(str(error))

@@ -76,7 +76,7 @@ def _start_nixl(home: PullHome) -> NixlProcess | None:
     reason = home.why_not_nixl
     if reason is None:
         try:
-            return NixlProcess(home.arena.location)
+            return NixlProcess(home.arena.location, home.users)
         except NixlUnusable as error:
             reason = str(error)
     level = logging.WARNING if home.transport is PullTransport.NIXL else logging.INFO

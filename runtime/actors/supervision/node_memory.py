@@ -27,7 +27,7 @@ from raydix.runtime.actors.supervision.arena_registry import PlannedArena
 from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
 from raydix.runtime.actors.supervision.l2_plan import Guest, L2Plan, L2Stay
 from raydix.runtime.actors.supervision.node_share import L2Claim
-from raydix.runtime.actors.supervision.node_storage import STORAGE, NodeStorage
+from raydix.runtime.actors.supervision.node_storage import NodeStorage
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import ActorKind, Spawner, actor_name
 from raydix.runtime.config.l3 import L3Section
@@ -180,8 +180,8 @@ class NodeMemoryActor:
 
         assert self.host.arena is not None, "it was made or adopted"
         self._users = ArenaUsers(self.host.arena.users)
-        await self._storage.wait_former_ended(self._users)
-        former = [name for name in self._users.names if name != STORAGE]
+        await self._users.wait_former_ended()
+        former = self._users.engines
         await self.host.start(
             HostMemorySetup(
                 settings=replace(plan.settings, has_storage=plan.l3 is not None),
@@ -189,7 +189,8 @@ class NodeMemoryActor:
                 storage_secret=self._secret,
                 former_users=tuple(former),
                 pull=plan.pull,
-            )
+            ),
+            self._users,
         )
         self._plan = plan
         assert self._arena is not None, "it was made or adopted"

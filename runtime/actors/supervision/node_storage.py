@@ -5,8 +5,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from raydix.errors import EngineDead
-from raydix.ids import SchedulerName
-from raydix.runtime.actors.arena_users import ArenaUsers
+from raydix.runtime.actors.arena_users import OF_HOST_MEMORY, ArenaUsers
 from raydix.runtime.actors.host_memory import HostMemoryActor
 from raydix.runtime.actors.process import ProcessId
 from raydix.runtime.actors.storage import StorageSetup
@@ -19,9 +18,6 @@ from raydix.runtime.storage.namespace import Namespace
 from raydix.runtime.tiers.host_arena import ArenaLocation
 
 logger = logging.getLogger(__name__)
-
-STORAGE = SchedulerName("storage")
-"""Under what an arena notes processes of storage, which copy for HostMemory itself."""
 
 
 class NodeStorage:
@@ -50,11 +46,6 @@ class NodeStorage:
         self._arena: ArenaLocation | None = None
         self._users: ArenaUsers | None = None
 
-    async def wait_former_ended(self, users: ArenaUsers) -> None:
-        """Wait for storage of the HostMemory before this one, which may still write the arena."""
-        for process in users.processes(STORAGE):
-            await process.wait_ended()
-
     def start(
         self,
         section: L3Section | None,
@@ -79,7 +70,7 @@ class NodeStorage:
                 incarnation=incarnation,
             )
         assert self._users is not None, "no storage is made before the start"
-        self._users.add(STORAGE, ProcessId.of(actor.pid))
+        self._users.add(OF_HOST_MEMORY, ProcessId.of(actor.pid))
         return actor
 
     async def open_storage(self, actor: RunningActor, section: L3Section) -> None:

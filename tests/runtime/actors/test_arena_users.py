@@ -4,17 +4,19 @@ import asyncio
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from raydix.errors import ConfigError
 from raydix.ids import SchedulerName
-from raydix.runtime.actors.arena_users import ArenaUsers
+from raydix.runtime.actors.arena_users import OF_HOST_MEMORY, ArenaUsers
 from raydix.runtime.actors.process import ProcessId
 from raydix.runtime.cache.host.arena_geometry import USERS_BYTES
 
 ONE, OTHER = SchedulerName("one"), SchedulerName("other \u4e2d")
 OWN = ProcessId.of(os.getpid())
+ENDED = ProcessId(os.getpid(), OWN.started + 1)
 
 
 @pytest.fixture
@@ -61,6 +63,40 @@ def test_full_list_refuses_another_user_and_keeps_the_others(region: memoryview)
     with pytest.raises(ConfigError, match="as many as it can note"):
         users.add(SchedulerName("x" * len(region)), OWN)
     assert len(ArenaUsers(region).names) == 200
+
+
+def test_processes_that_have_ended_are_forgotten_and_then_their_user(region: memoryview) -> None:
+    users = ArenaUsers(region)
+    users.add(ONE, OWN)
+    for name in (ONE, OTHER):
+        users.add(name, ENDED)
+        users.drop_ended(name)
+    users.drop_ended(OTHER)
+    assert ArenaUsers(region).processes(ONE) == (OWN,)
+    assert ArenaUsers(region).names == (ONE,)
+
+
+def test_threads_that_note_processes_at_once_lose_none(region: memoryview) -> None:
+    users = ArenaUsers(region)
+    names = [SchedulerName(str(number)) for number in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda name: users.add(name, OWN), names)) == [None] * len(names)
+    assert sorted(ArenaUsers(region).names) == sorted(names)
+
+
+async def test_next_host_memory_waits_for_what_copied_for_the_last_one(region: memoryview) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    users = ArenaUsers(region)
+    users.add(ONE, OWN)
+    users.add(OF_HOST_MEMORY, ProcessId.of(child.pid))
+    async with asyncio.timeout(30):
+        waiting = asyncio.create_task(ArenaUsers(region).wait_former_ended())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        child.kill()
+        await waiting
+    child.communicate()
+    assert ArenaUsers(region).engines == (ONE,)
 
 
 async def test_process_is_told_from_a_later_one_with_its_pid() -> None:

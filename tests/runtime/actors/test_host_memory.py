@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from raydix.ids import LeaseId, LookupId, SchedulerName
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.host_memory import HostMemoryActor, HostMemorySetup
 from raydix.runtime.actors.links.link import Link
 from raydix.runtime.actors.links.socket_dialer import connect
@@ -64,7 +65,8 @@ class World:
         setup = HostMemorySetup(
             settings=settings, storage_address=self._storage_address, storage_secret=SECRET
         )
-        await self.actor.start(setup)
+        assert self.actor.arena is not None
+        await self.actor.start(setup, ArenaUsers(self.actor.arena.users))
         self.actor.follow(SchedulerName("first"), self._scheduler_address, SECRET)
 
     async def follow_another(self, name: str) -> asyncio.Queue[Link]:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from raydix.ids import BatchId, ConnectionId, HostPageId
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.actors.links.numbered_links import NumberedLinks
 from raydix.runtime.actors.links.tls import TlsFiles
@@ -48,6 +49,7 @@ class Shell:
         self.home = PullHome(
             hello=Hello(role=Role.HOST_MEMORY, name=name, incarnation=1, pid=1),
             arena=self.arena,
+            users=ArenaUsers(self.arena.users),
             namespace=make_namespace(b"model", "v1", layout),
             post=self._post,
             links=self.links,

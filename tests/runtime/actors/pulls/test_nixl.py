@@ -1,5 +1,6 @@
 """Two nodes of which one reads the other's pages by NIXL: when, and what happens where it fails."""
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -9,10 +10,13 @@ from itertools import product
 import pytest
 
 from raydix.ids import BatchId
+from raydix.runtime.actors.arena_users import OF_HOST_MEMORY, ArenaUsers
+from raydix.runtime.actors.process import ProcessId
 from raydix.runtime.actors.pulls import pull_settings, readers
 from raydix.runtime.actors.pulls.carriers import LeaseCarrier, NixlFacts, why_not_nixl
 from raydix.runtime.actors.pulls.leasing import ReadFailed, RemoteRead
 from raydix.runtime.actors.pulls.nixl_process import NixlProcess, NixlUnusable
+from raydix.runtime.cache.host.arena_geometry import USERS_BYTES
 from raydix.runtime.cache.host.events import PagesSent, PeerAttached, PeerLost, ReaderAttached
 from raydix.runtime.config.pull import PullTransport
 from raydix.runtime.messages.host import ObjectStatus
@@ -23,6 +27,7 @@ from tests.runtime.actors.pulls.test_transports import FakeReads, needs_nixl
 
 OK = ObjectStatus.OK
 NIXL = PullTransport.NIXL
+NOWHERE = ArenaLocation(pid=os.getpid(), fd=-1, file=(0, 0), geometry=None)  # type: ignore[arg-type]
 BY_TCP = "pages of holder come by TCP from now on, as NIXL has failed: "
 
 
@@ -48,7 +53,7 @@ class FakeProcess:
 
     access = ArenaAccess(metadata=b"fake", address=0)
 
-    def __init__(self, location: ArenaLocation, num_channels: int = 1) -> None:
+    def __init__(self, location: ArenaLocation, users: ArenaUsers, num_channels: int = 1) -> None:
         self.is_alive = True
 
     def close(self) -> None:
@@ -81,7 +86,7 @@ def carry_by(monkeypatch: pytest.MonkeyPatch, reads: Reads) -> None:
     monkeypatch.setattr(
         LeaseCarrier,
         "open",
-        lambda location, access, namespace, num: LeaseCarrier([reads] * num, namespace),
+        lambda location, users, access, namespace, num: LeaseCarrier([reads] * num, namespace),
     )
 
 
@@ -177,9 +182,41 @@ async def test_where_the_library_is_missing_pages_are_sent_and_the_log_says_so(
 def test_a_process_that_cannot_use_nixl_says_why() -> None:
     if importlib.util.find_spec("nixl") is not None:
         pytest.skip("NIXL is installed")
-    nowhere = ArenaLocation(pid=os.getpid(), fd=-1, file=(0, 0), geometry=None)  # type: ignore[arg-type]
+    users = ArenaUsers(memoryview(bytearray(USERS_BYTES)))
     with pytest.raises(NixlUnusable, match="its process has ended with"):
-        NixlProcess(nowhere)
+        NixlProcess(NOWHERE, users)
+    assert users.names == ()
+
+
+async def test_a_process_is_noted_before_it_maps_the_arena_and_until_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    region = memoryview(bytearray(USERS_BYTES))
+    users = ArenaUsers(region)
+    noted: list[ProcessId] = []
+
+    def ask(_: NixlProcess, question: ArenaLocation) -> ArenaAccess:
+        assert question == NOWHERE
+        noted.extend(ArenaUsers(region).processes(OF_HOST_MEMORY))
+        return FakeProcess.access
+
+    monkeypatch.setattr(NixlProcess, "_ask", ask)
+    process = await asyncio.to_thread(NixlProcess, NOWHERE, users)
+    assert [each.is_alive for each in noted] == [True]
+    waiting = asyncio.create_task(ArenaUsers(region).wait_former_ended())
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "the next HostMemory takes the arena while this one may write it"
+
+    await asyncio.to_thread(process.close)
+    async with asyncio.timeout(30):
+        await waiting
+    assert ArenaUsers(region).names == ()
+
+
+def test_an_arena_that_can_note_no_more_processes_is_not_read_by_nixl() -> None:
+    users = ArenaUsers(memoryview(bytearray(64)))
+    with pytest.raises(NixlUnusable, match="as many as it can note"):
+        NixlProcess(NOWHERE, users)
 
 
 @needs_nixl

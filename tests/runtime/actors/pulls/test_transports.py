@@ -12,6 +12,7 @@ import pytest
 
 from raydix.errors import AccountingError
 from raydix.ids import HostPageId
+from raydix.runtime.actors.arena_users import ArenaUsers
 from raydix.runtime.actors.pulls import leasing
 from raydix.runtime.actors.pulls import leaving as leaving_module
 from raydix.runtime.actors.pulls.carriers import Carrier, LeaseCarrier, TcpCarrier
@@ -77,9 +78,13 @@ class Transport:
                 reads = FakeReads(holder.arena, reader.arena)
                 self.carrier = LeaseCarrier([reads] * _NUM_STREAMS, reader.namespace)
             case _:
-                self._served = NixlProcess(holder.arena.location)
+                self._served = NixlProcess(holder.arena.location, ArenaUsers(holder.arena.users))
                 self.carrier = LeaseCarrier.open(
-                    reader.arena.location, self._served.access, reader.namespace, _NUM_STREAMS
+                    reader.arena.location,
+                    ArenaUsers(reader.arena.users),
+                    self._served.access,
+                    reader.namespace,
+                    _NUM_STREAMS,
                 )
 
     def start(self, num_streams: int = _NUM_STREAMS) -> None:
