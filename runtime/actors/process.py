@@ -102,7 +102,9 @@ def _started(pid: int) -> int:
         return 0
     # The name, in parentheses, may hold anything.
     fields = status.rpartition(b")")[2].split()
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    # The first thread may have ended before others, which still have the memory.
+    has_ended = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+    return 0 if has_ended else int(fields[19])
 
 
 async def wait_for_exit(pid: int) -> None:

@@ -6,10 +6,20 @@ import sys
 
 import pytest
 
-from raydix.runtime.actors.process import ProcessHandle, wait_for_exit
+from raydix.runtime.actors.process import ProcessHandle, ProcessId, wait_for_exit
 from tests.descriptors import descriptors_of
 
 SLEEP = [sys.executable, "-c", "input()"]
+WITHOUT_FIRST_THREAD = """
+import ctypes, sys, threading
+def go_on():
+    while ") Z " not in open("/proc/self/stat").read():
+        pass
+    print("goes on", flush=True)
+    sys.stdin.read()
+threading.Thread(target=go_on).start()
+ctypes.CDLL(None).syscall(60, 0)  # exit, of this thread alone
+"""
 
 
 async def test_stopped_process_is_killed_and_its_end_is_seen() -> None:
@@ -59,3 +69,20 @@ def test_child_ends_with_the_process_it_names() -> None:
             assert child.stdout.readline() == "up\n"
             other.kill()
             assert child.wait(timeout=10) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="calls the kernel by number")
+async def test_process_has_not_ended_while_any_of_its_threads_may_write() -> None:
+    command = [sys.executable, "-c", WITHOUT_FIRST_THREAD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        process = ProcessId.of(child.pid)
+        assert child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline) == b"goes on\n"
+        assert process.is_alive
+        waiting = asyncio.create_task(process.wait_ended())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        child.kill()
+        async with asyncio.timeout(30):
+            await waiting
+        assert not process.is_alive
