@@ -44,6 +44,8 @@ class _Found:
     node: Node
     page_size: int
     holding: Holding
+    num_joining: int
+    """Requests that are being handed over to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class _Offer:
             first.found.node,
             num_tokens=num_tokens,
             after_s=first.place.first_token_s,
+            num_joining=here.num_joining,
             now_s=now_s,
         )
 
@@ -182,7 +185,13 @@ class Ingress:
         """What each node that has reported would take for a request."""
         keys = {size: hashed(_usable_words(asking, size)) for size in self.page_sizes}
         found = [
-            _Found(number, node, node.page_size, node.find(keys[node.page_size]))
+            _Found(
+                number,
+                node,
+                node.page_size,
+                node.find(keys[node.page_size]),
+                self._hand_overs.num_to(number),
+            )
             for number, node in self._nodes.items()
             if node.page_size is not None and (among is None or number in among)
         ]
@@ -274,6 +283,10 @@ class Ingress:
         """The rest of a request whose first token has come is asked of a node, by another name."""
         self._hand_overs.go_on(request_id, node, then_named)
 
+    def give_up(self, request_id: RequestId) -> None:
+        """A request has ended, and nothing goes on elsewhere; others change nothing."""
+        self._hand_overs.give_up(request_id)
+
     def note_next_token(self, then_named: RequestId, now_s: float) -> float | None:
         """A token has come of what goes on: how long it took shows what the next ones will take.
 
@@ -295,6 +308,7 @@ class Ingress:
 
     def check(self) -> None:
         """Raise AccountingError unless every owner's figures agree."""
+        self._hand_overs.check()
         for node in self._nodes.values():
             node.check()
 
@@ -320,6 +334,7 @@ def _needs(asking: Asking, found: Sequence[_Found], now_s: float) -> list[Need]:
             each.holding,
             num_tokens=asking.num_tokens,
             elsewhere=most[each.page_size],
+            num_joining=each.num_joining,
             now_s=now_s,
         )
         for each in found

@@ -165,10 +165,19 @@ class Node:
         # What is computed there before is in L1 then.
         return Holding(num_near + num_there - num_held, num_held, num_there)
 
-    def need(self, holding: Holding, *, num_tokens: int, elsewhere: Holding, now_s: float) -> Need:
+    def need(
+        self,
+        holding: Holding,
+        *,
+        num_tokens: int,
+        elsewhere: Holding,
+        num_joining: int,
+        now_s: float,
+    ) -> Need:
         """What it takes to serve a prompt of which the node has `holding`.
 
-        `elsewhere`: the most that any node has of it. Raises ValueError before the first report.
+        `elsewhere`: the most that any node has of it. `num_joining`: requests that are being handed
+        over to the node. Raises ValueError before the first report.
         """
         report = self._told_report()
         page_size, num_there = report.page_size, holding.num_there
@@ -190,14 +199,23 @@ class Node:
             num_near_pages=holding.num_near,
             num_requests=report.num_requests + self._num_unseen,
         )
-        return Need(place, compute_s * self._num_decoding(report), num_there, num_pulled)
+        delayed_s = compute_s * (self._num_decoding(report) + num_joining)
+        return Need(place, delayed_s, num_there, num_pulled)
 
     def take_over(
-        self, holding: Holding, first: "Node", *, num_tokens: int, after_s: float, now_s: float
+        self,
+        holding: Holding,
+        first: "Node",
+        *,
+        num_tokens: int,
+        after_s: float,
+        num_joining: int,
+        now_s: float,
     ) -> TakeOver | None:
         """What it takes that a request goes on here whose prompt another node has computed.
 
         `after_s`: the time until its first token; what waits here now is done by then, or in part.
+        `num_joining`: as of `need`.
 
         None: its pages would not come here, or as many wait here as may: what goes on is taken in
         however many wait. Raises ValueError before the first report of either.
@@ -219,7 +237,7 @@ class Node:
         wait_s = max(0.0, self._wait_s(report, now_s) - after_s)
         return TakeOver(
             foreseen_s=wait_s + copies_s + fetch_s + compute_s,
-            delayed_s=compute_s * self._num_decoding(report),
+            delayed_s=compute_s * (self._num_decoding(report) + num_joining),
         )
 
     def expect(self, request_id: RequestId) -> None:

@@ -184,6 +184,7 @@ class Router:
     def ended(self, asking: AskingId, request_id: RequestId) -> tuple[Said, ...]:
         """An asking has ended, and nothing goes on elsewhere: who expects the rest is told."""
         self._prompt_keys.forget(request_id)
+        self._ingress.give_up(_name(asking))
         begun = self._begun.place_of(request_id)
         if begun is not None and begun.asked_as == _name(asking):
             return self._take_back(request_id)
