@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from raydix.ids import BatchId
 from raydix.runtime.actors.pulls.pieces import PeerMisbehaves
-from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
 from raydix.runtime.messages.host import AskExists, CancelBatch, ObjectsDone, ObjectStatus
 from raydix.runtime.messages.mirror import MirrorUpdate
 from raydix.runtime.messages.pulls import PullPages, TellKeys, ToPeer
@@ -41,6 +41,12 @@ class ReaderJudge:
                     raise PeerMisbehaves(
                         f"a reader asks for {num_pages} pages while it waits for {num_open_pulls} "
                         f"batches; expected at most {MAX_PULLED_PAGES} and {MAX_OPEN_PULLS - 1}"
+                    )
+                # Each page is pinned once while it is sent.
+                if (num_distinct := len(set(split_keys(message.keys)))) < num_pages:
+                    raise PeerMisbehaves(
+                        f"a reader asks for {num_pages} pages, of which {num_distinct} differ, in "
+                        f"batch {message.batch_id}; expected each page once"
                     )
             case _:
                 raise PeerMisbehaves(f"a reader sends a {type(message).__name__}")

@@ -71,6 +71,16 @@ def test_a_reader_that_waits_for_too_many_batches_is_refused() -> None:
         judge.check(pull(2), MAX_OPEN_PULLS)
 
 
+def test_a_reader_that_names_a_page_twice_in_one_pull_is_refused() -> None:
+    judge = ReaderJudge(num_groups=1)
+    other = b"x" * len(KEY)
+    judge.check(pull(1, keys=KEY + other), 0)
+    judge.check(pull(2, keys=KEY), 0)
+
+    with pytest.raises(PeerMisbehaves, match="3 pages, of which 2 differ"):
+        judge.check(pull(3, keys=KEY + other + KEY), 0)
+
+
 def test_a_peer_may_answer_what_it_was_asked_and_tell_its_keys() -> None:
     judge = PeerJudge(num_groups=2)
     judge.ask(ask(3, keys=KEY * 2))
