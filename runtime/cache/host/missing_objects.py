@@ -1,5 +1,6 @@
 """Which objects L3 was seen to lack a moment ago."""
 
+import math
 from collections import OrderedDict
 
 from raydix.ids import PageKey
@@ -20,14 +21,23 @@ class MissingObjects:
         """When each name is to be forgotten, the earliest first."""
         self._news: list[tuple[int, PageKey]] = []
 
+    def __len__(self) -> int:
+        """The number of names that are kept."""
+        return len(self._until_s)
+
     def note(self, group: int, key: PageKey, now_s: float) -> None:
         """Note that L3 has been asked and lacks this name."""
         name = group, key
         self._until_s.pop(name, None)
         self._until_s[name] = now_s + self._ttl_s
         self._news.append(name)
-        while len(self._until_s) > self._max_names:
+        while len(self._until_s) > self._max_names or self._first_until_s <= now_s:
             self._until_s.popitem(last=False)
+
+    @property
+    def _first_until_s(self) -> float:
+        """When the first name is to be forgotten; infinite if there is none."""
+        return next(iter(self._until_s.values()), math.inf)
 
     def has(self, group: int, key: PageKey, now_s: float) -> bool:
         """Whether it is too soon to ask for this name again."""

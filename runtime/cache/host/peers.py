@@ -261,6 +261,8 @@ class Peers:
         for fetching in self.fetchings:
             fetching.give_up_some(now_s)
             fetching.dispatch(now_s)
+            # L3 is written what it lacks; a peer is not.
+            fetching.orders.missing.take_news()
         self._lost = [each for each in self._lost if each.lookups.num_lookups]
 
     def figures(self) -> dict[str, int]:

@@ -29,6 +29,15 @@ def test_the_oldest_names_go_when_there_are_too_many() -> None:
     assert [missing.has(0, key, 0.5) for key in (A, B, C)] == [True, False, True]
 
 
+def test_a_name_is_kept_no_longer_than_it_is_known() -> None:
+    missing = MissingObjects(1.0, 10)
+    missing.note(0, A, now_s=0.0)
+    missing.note(0, B, now_s=0.5)
+    missing.note(0, C, now_s=1.0)
+    assert len(missing) == 2
+    assert missing.has(0, B, 1.0)
+
+
 def test_news_are_told_once_and_void_with_another_backend() -> None:
     missing = MissingObjects(1.0, 10)
     missing.note(0, A, now_s=0.0)

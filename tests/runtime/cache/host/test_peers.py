@@ -127,6 +127,21 @@ def test_what_a_peer_sends_is_ready_and_counts_as_its_own_tier() -> None:
     host.core.check()
 
 
+def test_what_a_peer_lacks_is_noted_for_a_moment_and_no_longer() -> None:
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+    [fetching] = host.core._peers.fetchings
+    for number in range(1, 4):
+        [question] = orders(look_up(host, [f"{number}"], number))
+        assert isinstance(question, AskExists)
+        lacks = ObjectsDone(batch_id=question.batch_id, statuses=MISSING)
+        handle(host, FromPeer(OTHER, lacks))
+        host.now_s += STORAGE.missing_ttl_s
+
+    assert len(fetching.orders.missing) == 1
+    assert fetching.orders.missing.take_news() == []
+
+
 def test_a_peer_that_is_lost_ends_its_lookups_and_gives_its_pages_back() -> None:
     host = attached()
     handle(host, PeerAttached(OTHER, "n"))
