@@ -208,11 +208,12 @@ class RoutingNews:
         return _by_page(self._rates.load.line(now_s), self._page_bytes)
 
     def _pull_line(self, now_s: float) -> Line | None:
-        """The time to fetch pages from the quickest of other nodes."""
-        lines = [peer.rate.line(now_s) for peer in self._source.origins.peers]
-        if not lines:
+        """The time to fetch pages from another node; None if there is none."""
+        origins = self._source.origins
+        if not origins.peers:
             return None
-        return _by_page(min(lines, key=lambda line: line.unit_s), self._page_bytes)
+        # Of all of them together: what is believed of one that was never tried says nothing.
+        return _by_page(origins.pull_rate.line(now_s), self._page_bytes)
 
     @property
     def _page_bytes(self) -> int:

@@ -28,10 +28,12 @@ class Origin:
         """What its pages are told as; of two that are as quick the nearer one is asked."""
         self.keys = keys
         """None: only a lookup tells what it has."""
-        self.rate = TimePredictor(
-            _START_BYTES_PER_S, full_amount=_START_BYTES_PER_S * _FULL_FETCH_S
-        )
+        self.rate = _start_rate()
         """How long lookups there take, from asking to the last page, by bytes."""
+
+
+def _start_rate() -> TimePredictor:
+    return TimePredictor(_START_BYTES_PER_S, full_amount=_START_BYTES_PER_S * _FULL_FETCH_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,17 @@ def choose_offer(offers: Sequence[Offer]) -> Offer | None:
 
 
 class Origins:
-    """Owns: the list of origins. L3 is always the first, whether or not there is one."""
+    """Owns: the list of origins, and how quickly pages come from other nodes.
+
+    L3 is always the first origin, whether or not there is one.
+    """
 
     def __init__(self, num_groups: int) -> None:
         """Start with L3 alone, of a model with `num_groups` KV groups."""
         self._num_groups = num_groups
         self.storage = Origin(L3_SOURCE, "l3", PageSource.L3, None)
+        self.pull_rate = _start_rate()
+        """How long lookups at peers take, by bytes: what any of them brings is learnt from."""
         self._peers: dict[SourceId, Origin] = {}
 
     @property
@@ -99,9 +106,12 @@ class Origins:
     def learn(self, report: LookupProgress, settings: SchedulerSettings, now_s: float) -> None:
         """Learn from a lookup that has ended how quickly its origin brings pages, if any came."""
         origin = self.find(report.source)
-        if origin is not None:
-            brought = [sources.count(origin.distance) for sources in report.sources]
-            origin.rate.observe(settings.bytes_of(brought), report.seconds, now_s)
+        if origin is None:
+            return
+        brought = [sources.count(origin.distance) for sources in report.sources]
+        rates = [origin.rate] if origin is self.storage else [origin.rate, self.pull_rate]
+        for rate in rates:
+            rate.observe(settings.bytes_of(brought), report.seconds, now_s)
 
     def lose_peers(self) -> list[set[bytes]]:
         """HostMemory is gone, and with it all ways to other nodes; returns their keys."""

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from raydix.ids import ClientId
+from raydix.ids import ClientId, LookupId, SourceId
 from raydix.runtime.cache.kv_index import KvIndex
 from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.messages.host import LookupProgress, PageSource
 from raydix.runtime.messages.kv_events import PagesStored, Tier
-from raydix.runtime.messages.mirror import MirrorUpdate
+from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound
 from raydix.runtime.messages.routing import EngineNews, FollowEngine, NodeReport
 from raydix.runtime.scheduler import events, key_news
 from raydix.runtime.scheduler.load_report import INTERVAL_S, LEAST_S
@@ -240,6 +241,29 @@ def test_half_of_a_prompt_counts_for_half_of_its_time_where_all_were_of_one_size
     prefill = asked_later(driver).prefill
     assert prefill.predict_s(64) == pytest.approx(0.1, rel=0.1)
     assert prefill.predict_s(32) == pytest.approx(0.05, rel=0.2)
+
+
+def test_what_is_told_of_pulls_is_what_was_measured_though_most_peers_were_never_tried() -> None:
+    driver = RoutedDriver(has_host_memory=True)
+    for source in (2, 3, 4):
+        driver.hear_host(PeerFound(source=SourceId(source), name=f"node {source}"))
+    believed = report_of(driver.ask()).pull
+    for num_pages in 8 * [100_000, 400_000]:
+        brought = LookupProgress(
+            lookup_id=LookupId(0),
+            sources=(bytes([PageSource.PEER]) * num_pages,),
+            is_final=True,
+            source=SourceId(3),
+            seconds=num_pages * 1e-6,
+        )
+        driver.core._source.origins.learn(brought, driver.settings, driver.now_s)
+
+    measured = asked_later(driver).pull
+
+    assert believed is not None
+    assert measured is not None
+    assert believed.unit_s < 1e-7
+    assert measured.unit_s == pytest.approx(1e-6, rel=0.1)
 
 
 def test_figures_tell_the_time_that_a_request_would_wait_as_reports_do() -> None:
