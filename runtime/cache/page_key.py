@@ -87,3 +87,27 @@ def split_keys(keys: bytes, width: int = KEY_BYTES) -> list[PageKey]:
     # Without a call for each of what may be thousands.
     split = [keys[i : i + width] for i in range(0, len(keys), width)]
     return cast("list[PageKey]", split)
+
+
+class ChainKeys:
+    """Owns: the short keys of a chain's pages, cut out once, however many mirrors are asked."""
+
+    def __init__(self, keys: bytes) -> None:
+        """Take a chain's page keys, concatenated; none is cut out yet."""
+        self._keys = keys
+        self._shorts: list[bytes] = []
+        self._first = len(keys) // KEY_BYTES
+        """The page that the first of `_shorts` is of: what L1 holds is seldom asked for."""
+
+    def short(self, page: int) -> bytes:
+        """The short key of one page; empty behind the last one."""
+        start = page * KEY_BYTES
+        return self._keys[start : start + MIRROR_KEY_BYTES]
+
+    def shorts(self, start: int, stop: int) -> list[bytes]:
+        """The short keys of pages [start, stop)."""
+        if start < self._first:
+            places = range(start * KEY_BYTES, len(self._keys), KEY_BYTES)
+            self._shorts = [self._keys[place : place + MIRROR_KEY_BYTES] for place in places]
+            self._first = start
+        return self._shorts[start - self._first : stop - self._first]

@@ -24,7 +24,7 @@ import zmq.asyncio
 from raydix.runtime.actors.kv_sockets import KvSockets
 from raydix.runtime.cache.kv_publication import Publication
 from raydix.runtime.cache.kv_wire import AllBlocksCleared, WireEvent, encode_batch
-from raydix.runtime.cache.page_key import extend_keys, pack_tokens, root_key
+from raydix.runtime.cache.page_key import ChainKeys, extend_keys, pack_tokens, root_key
 from raydix.runtime.config.events import EventsSection
 from raydix.runtime.messages.kv_events import KvNews
 from raydix.runtime.scheduler import events
@@ -129,8 +129,9 @@ def overlap_of(core: SchedulerCore, prompt: Prompt) -> Overlap:
     num_pages = len(tokens) // SIZE
     device = core._lanes[0].l1.tree.match(root, pack_tokens(tokens)).num_pages
     view = core._source.view
-    host = device + view.keys.count_resident(0, keys, device, num_pages)
-    disk = host + view.objects.count_resident(0, keys, host, num_pages)
+    chain = ChainKeys(keys)
+    host = device + view.keys.count_resident(0, chain, device, num_pages)
+    disk = host + view.objects.count_resident(0, chain, host, num_pages)
     return Overlap(device, host, disk)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from raydix.errors import AccountingError
 from raydix.ids import AskingId, ClientId, RequestId, TenantId
+from raydix.runtime.cache.page_key import ChainKeys
 from raydix.runtime.messages.client import ExpectRequest
 from raydix.runtime.messages.tenants import tenant_of
 from raydix.runtime.scheduler.life.early_loads import num_early_pages, spare_of
@@ -198,9 +199,12 @@ class Arrivals:
         """Pages in [start, stop) that L2 has in all groups that see everything, up to a gap."""
         known = self._source.view.keys
         full = [group for group, reach in enumerate(self._settings.reaches) if reach is None]
-        if start >= stop or not all(known.has_page(group, chain.key(start), 0) for group in full):
+        if start >= stop:
             return 0
-        keys = chain.keys(stop, start)
+        first = ChainKeys(chain.key(start))
+        if not all(known.has_page(group, first, 0) for group in full):
+            return 0
+        keys = ChainKeys(chain.keys(stop, start))
         return min(known.count_resident(group, keys, 0, stop - start) for group in full)
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from raydix.errors import AccountingError
 from raydix.ids import RequestId, UserId
 from raydix.runtime.cache.deadlines import Deadlines
+from raydix.runtime.cache.page_key import ChainKeys
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.scheduler.life.load_choice import LoadChoice
 from raydix.runtime.scheduler.life.requests import Requests
@@ -185,7 +186,7 @@ class EarlyLoads:
 
     def _find(self, session: Returning, match: Match) -> CachedPrefix:
         num_pages = session.chain.num_tokens // self._settings.page_size
-        keys = session.chain.keys(num_pages)
+        keys = ChainKeys(session.chain.keys(num_pages))
         return find_prefix(self._settings, self._source.view.keys, match, keys, max_pages=num_pages)
 
     def _bytes_of(self, num_pages: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from raydix.errors import AccountingError
 from raydix.ids import UserId
 from raydix.runtime.cache.deadlines import Deadlines
-from raydix.runtime.cache.page_key import KEY_BYTES
+from raydix.runtime.cache.page_key import KEY_BYTES, ChainKeys
 from raydix.runtime.messages.retention import EndUse, Retention, RetentionKind
 from raydix.runtime.scheduler.life.early_loads import EarlyLoads, name_of
 from raydix.runtime.scheduler.life.requests import Requests
@@ -179,9 +179,9 @@ class SessionReturns:
     def _is_in_l2(self, keys: bytes) -> bool:
         """Whether L2 has a chain, as far as is known: chains lose their last page first."""
         last = len(keys) // KEY_BYTES - 1
-        known = self._source.view.keys
+        known, chain_keys = self._source.view.keys, ChainKeys(keys)
         groups = range(self._settings.num_groups)
-        return last < 0 or all(known.has_page(group, keys, last) for group in groups)
+        return last < 0 or all(known.has_page(group, chain_keys, last) for group in groups)
 
     def check(self) -> None:
         """Raise AccountingError unless tokens add up and only remembered sessions are expected."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydix.runtime.cache.kv_match import first_needed, last_window_end, match_groups
+from raydix.runtime.cache.page_key import ChainKeys
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.arrays import Int32Array
 from raydix.runtime.messages.host import PageSource
@@ -47,7 +48,7 @@ def find_prefix(
     settings: SchedulerSettings,
     host: KnownPages | None,
     match: Match,
-    keys: bytes,
+    keys: ChainKeys,
     *,
     max_pages: int,
 ) -> CachedPrefix:
@@ -121,7 +122,11 @@ def _no_loads(settings: SchedulerSettings) -> tuple[Sequence[int], ...]:
 
 
 def _end_without_windows(
-    settings: SchedulerSettings, host: KnownPages | None, keys: bytes, num_path: int, max_pages: int
+    settings: SchedulerSettings,
+    host: KnownPages | None,
+    keys: ChainKeys,
+    num_path: int,
+    max_pages: int,
 ) -> int:
     """The number of pages that L1 and L2 hold in all FULL and LATENT groups, whatever windows."""
     if host is None:
@@ -141,7 +146,7 @@ def _in_l1(page_ids: Int32Array, num_path: int, num_pages: int) -> bytes:
 
 
 def _add_last_windows(
-    settings: SchedulerSettings, host: KnownPages, maps: list[bytes], keys: bytes, stop: int
+    settings: SchedulerSettings, host: KnownPages, maps: list[bytes], keys: ChainKeys, stop: int
 ) -> int:
     """Add to the maps what L2 holds of the last windows that all groups have before one end.
 
@@ -157,7 +162,7 @@ def _add_last_windows(
 
 
 def _add_last_window(
-    host: KnownPages, group: int, reach: int, maps: list[bytes], keys: bytes, stop: int
+    host: KnownPages, group: int, reach: int, maps: list[bytes], keys: ChainKeys, stop: int
 ) -> int:
     pages = maps[group]
     end = last_window_end(
@@ -169,7 +174,11 @@ def _add_last_window(
 
 
 def _match_with_l2(
-    settings: SchedulerSettings, host: KnownPages, maps: list[bytes], keys: bytes, num_l1_pages: int
+    settings: SchedulerSettings,
+    host: KnownPages,
+    maps: list[bytes],
+    keys: ChainKeys,
+    num_l1_pages: int,
 ) -> tuple[int, tuple[Sequence[int], ...]]:
     """The longest prefix whose missing pages can be leased, and these pages per group."""
     stop = len(maps[0])
@@ -204,7 +213,7 @@ def _pages_from_l2(sources: bytes, start: int, stop: int) -> Sequence[int]:
 
 
 def _first_gap(
-    host: KnownPages, loads: Sequence[Sequence[int]], keys: bytes, stop: int
+    host: KnownPages, loads: Sequence[Sequence[int]], keys: ChainKeys, stop: int
 ) -> int | None:
     """The first page behind the first load of a group that L2 does not hold there."""
     gaps = [

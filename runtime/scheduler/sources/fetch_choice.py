@@ -7,13 +7,14 @@ too slow is tried again when that belief has faded, as `TimePredictor` says.
 from collections.abc import Sequence
 
 from raydix.ids import L3_SOURCE, SourceId
+from raydix.runtime.cache.page_key import ChainKeys
 from raydix.runtime.config.policies import LoadPolicy
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.request.request import RequestState
 from raydix.runtime.scheduler.settings import SchedulerSettings
 from raydix.runtime.scheduler.sources.cached_prefix import CachedPrefix, find_prefix
 from raydix.runtime.scheduler.sources.kv_source import KvSource
-from raydix.runtime.scheduler.sources.mirror import EitherHas
+from raydix.runtime.scheduler.sources.mirror import EitherHas, KnownPages
 from raydix.runtime.scheduler.sources.origins import Offer, Origin, choose_offer
 
 
@@ -40,11 +41,7 @@ class FetchChoice:
         if num_lacking <= 0 or request.must_score:
             return L3_SOURCE if is_first else None
 
-        offers = []
-        for peer in self._source.origins.peers:
-            if not prefetch.has_asked(peer.source):
-                offer = self._offer_of_peer(request, found, peer, num_full, now_s)
-                offers += [] if offer is None else [offer]
+        offers = self._offers_of_peers(request, found, num_full, now_s)
         may_ask_l3 = not prefetch.has_asked(L3_SOURCE)
         may_ask_l3 &= self._source.may_have(L3_SOURCE, num_lacking)
         if offers and may_ask_l3:
@@ -61,26 +58,51 @@ class FetchChoice:
             prefetch.has_asked(origin.source) for origin in (origins.storage, *origins.peers)
         )
 
+    def _offers_of_peers(
+        self, request: RequestState, found: CachedPrefix, num_full: int, now_s: float
+    ) -> list[Offer]:
+        """What each peer has, by its mirror, that lengthens the prefix."""
+        if self._settings.load is LoadPolicy.NEVER:
+            return []
+        keys = ChainKeys(request.chain.keys(num_full))
+        offers = [
+            self._offer_of_peer(peer, found, keys, num_full, now_s)
+            for peer in self._source.origins.peers
+            if not request.prefetch.has_asked(peer.source)
+        ]
+        return [offer for offer in offers if offer is not None]
+
     def _offer_of_peer(
-        self, request: RequestState, found: CachedPrefix, peer: Origin, num_full: int, now_s: float
+        self, peer: Origin, found: CachedPrefix, keys: ChainKeys, num_full: int, now_s: float
     ) -> Offer | None:
-        """What a peer has, by its mirror, that lengthens the prefix; None if that is nothing."""
         settings, own = self._settings, self._source.view.keys
-        if peer.keys is None or settings.load is LoadPolicy.NEVER:
+        if peer.keys is None:
             return None
-        keys = request.chain.keys(num_full)
-        both = find_prefix(
-            settings, EitherHas(own, peer.keys), found.match, keys, max_pages=num_full
-        )
+        either = EitherHas(own, peer.keys)
+        if not self._may_lengthen(either, found, keys):
+            return None
+        both = find_prefix(settings, either, found.match, keys, max_pages=num_full)
         num_gained = both.num_pages - found.num_pages
         if num_gained <= 0:
             return None
         num_fetched = [
-            sum(not own.has_page(group, keys, page) for page in pages)
-            for group, pages in enumerate(both.loads)
+            own.count_lacking(group, keys, pages) for group, pages in enumerate(both.loads)
         ]
         num_loaded = [len(pages) for pages in both.loads]
         return self._offer(peer, num_gained, num_fetched, num_loaded, now_s)
+
+    def _may_lengthen(self, known: KnownPages, found: CachedPrefix, keys: ChainKeys) -> bool:
+        """Whether `known` may have more of a chain than `found`, by a look at one of its pages.
+
+        Most peers lack the first page that is lacking here, without which nothing is of use.
+        """
+        first = found.num_known_pages
+        if found.num_pages < first:
+            # What is lacking is a window before that page.
+            return True
+        reaches = self._settings.reaches
+        full = [group for group, reach in enumerate(reaches) if reach is None]
+        return all(known.has_page(group, keys, first) for group in full)
 
     def _hope_for_l3(self, num_lacking: int, now_s: float) -> Offer:
         """What L3 may have: all that is lacking."""

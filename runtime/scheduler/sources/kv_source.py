@@ -11,6 +11,7 @@ from raydix.ids import (
     RequestId,
     SourceId,
 )
+from raydix.runtime.cache.page_key import ChainKeys
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.messages.host import (
     BROUGHT,
@@ -81,7 +82,7 @@ class KvSource:
             self._settings,
             view.keys if is_useful else None,
             match,
-            request.chain.keys(max_pages) if is_useful else b"",
+            ChainKeys(request.chain.keys(max_pages) if is_useful else b""),
             max_pages=max_pages,
         )
 

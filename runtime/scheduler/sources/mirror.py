@@ -1,21 +1,21 @@
 """Which pages a node's L2 holds, as its HostMemory has told. A hint: a lease or a pull decides."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from raydix.ids import PageKey
-from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, split_keys
+from raydix.runtime.cache.page_key import KEY_BYTES, MIRROR_KEY_BYTES, ChainKeys, split_keys
 from raydix.runtime.messages.mirror import MirrorUpdate
 
 
 class KnownPages(Protocol):
     """What is known of the pages of chains."""
 
-    def has_page(self, group: int, keys: bytes, page: int) -> bool:
+    def has_page(self, group: int, keys: ChainKeys, page: int) -> bool:
         """Whether page `page` of a chain with these keys is there for a group."""
 
-    def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
+    def count_resident(self, group: int, keys: ChainKeys, start: int, stop: int) -> int:
         """Pages of a group in [start, stop) that are there, up to the first gap."""
 
 
@@ -68,20 +68,34 @@ class Mirror:
         short = key[:MIRROR_KEY_BYTES]
         return short in self._groups[group] and short not in self._expected[group]
 
-    def has_page(self, group: int, keys: bytes, page: int) -> bool:
+    def has_page(self, group: int, keys: ChainKeys, page: int) -> bool:
         """Whether page `page` of a chain with these keys is there for a group."""
-        start = page * KEY_BYTES
-        return keys[start : start + MIRROR_KEY_BYTES] in self._groups[group]
+        return keys.short(page) in self._groups[group]
 
-    def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
+    def count_resident(self, group: int, keys: ChainKeys, start: int, stop: int) -> int:
         """Pages of a group in [start, stop) that are there, up to the first gap."""
-        places = range(start * KEY_BYTES, stop * KEY_BYTES, KEY_BYTES)
-        shorts = [keys[place : place + MIRROR_KEY_BYTES] for place in places]
-        # As a rule it has all, which is found out at once.
+        if start >= stop or not self.has_page(group, keys, start):
+            return 0
+
+        # Runs that double: as many pages are looked at as are there, and all are few runs.
         known = self._groups[group]
-        if known.issuperset(shorts):
-            return len(shorts)
-        return next(index for index, short in enumerate(shorts) if short not in known)
+        page, width = start + 1, 1
+        while page < stop:
+            shorts = keys.shorts(page, min(page + width, stop))
+            if not known.issuperset(shorts):
+                gap = next(index for index, short in enumerate(shorts) if short not in known)
+                return page + gap - start
+            page += len(shorts)
+            width *= 2
+        return stop - start
+
+    def count_lacking(self, group: int, keys: ChainKeys, pages: Sequence[int]) -> int:
+        """The number of these pages of a group, which are in order, that are not there."""
+        if not pages:
+            return 0
+        first, known = pages[0], self._groups[group]
+        shorts = keys.shorts(first, pages[-1] + 1)
+        return sum(shorts[page - first] not in known for page in pages)
 
     def lacking(self, group: int, keys: Iterable[PageKey]) -> list[PageKey]:
         """The pages of a KV group, out of these, that are not there, in order."""
@@ -128,11 +142,11 @@ class EitherHas:
     own: KnownPages
     other: KnownPages
 
-    def has_page(self, group: int, keys: bytes, page: int) -> bool:
+    def has_page(self, group: int, keys: ChainKeys, page: int) -> bool:
         """Whether page `page` of a chain with these keys is in either."""
         return self.own.has_page(group, keys, page) or self.other.has_page(group, keys, page)
 
-    def count_resident(self, group: int, keys: bytes, start: int, stop: int) -> int:
+    def count_resident(self, group: int, keys: ChainKeys, start: int, stop: int) -> int:
         """Pages of a group in [start, stop) of which each is in either, up to the first gap."""
         page = start
         while page < stop:

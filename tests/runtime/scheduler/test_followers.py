@@ -8,6 +8,7 @@ from raydix.ids import L3_SOURCE, ConnectionId
 from raydix.runtime.cache.kv_index import KvIndex
 from raydix.runtime.cache.page_key import (
     MIRROR_KEY_BYTES,
+    ChainKeys,
     extend_keys,
     pack_tokens,
     root_key,
@@ -107,7 +108,7 @@ def test_l2_has_a_page_once_it_is_published_there() -> None:
         driver.step()
         driver.finish_copies()
     # The commit is on its way: L2 counts on it, and nobody is told.
-    assert driver.core._source.view.keys.has_page(0, keys_of(PROMPT), 0)
+    assert driver.core._source.view.keys.has_page(0, ChainKeys(keys_of(PROMPT)), 0)
     assert not stored(driver, Tier.L2)
 
     driver.run()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydix.runtime.cache.page_key import KEY_BYTES, root_key
+from raydix.runtime.cache.page_key import KEY_BYTES, ChainKeys, root_key
 from raydix.runtime.cache.radix_tree import Match
 from raydix.runtime.config.kv_layout import GroupKind, KvLayout
 from raydix.runtime.messages.host import PageSource
@@ -96,7 +96,7 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
     match = match_with(layout, num_path, in_l1[:num_groups])
     host = host_with(layout, in_l2[:num_groups])
 
-    found = find_prefix(settings_of(layout), host, match, KEYS, max_pages=max_pages)
+    found = find_prefix(settings_of(layout), host, match, ChainKeys(KEYS), max_pages=max_pages)
 
     by_end = {end: loads_for(layout, match, in_l2, end) for end in range(max_pages + 1)}
     possible = [end for end, loads in by_end.items() if loads is not None]
@@ -106,7 +106,7 @@ def test_the_longest_prefix_that_can_be_leased_is_found(
     assert found.num_l1_pages == max(in_l1_alone)
     assert found.num_known_pages >= found.num_pages
 
-    alone = find_prefix(settings_of(layout), None, match, b"", max_pages=max_pages)
+    alone = find_prefix(settings_of(layout), None, match, ChainKeys(b""), max_pages=max_pages)
     assert alone.num_pages == alone.num_l1_pages == found.num_l1_pages
     assert not any(alone.loads)
 
@@ -116,7 +116,7 @@ class CountingHost(Mirror):
 
     num_asked = 0
 
-    def has_page(self, group: int, keys: bytes, page: int) -> bool:
+    def has_page(self, group: int, keys: ChainKeys, page: int) -> bool:
         self.num_asked += 1
         return super().has_page(group, keys, page)
 
@@ -132,7 +132,7 @@ def test_few_pages_of_a_long_chain_are_asked_about_to_find_its_windows() -> None
         ready = b"".join(keys[page * KEY_BYTES :][:KEY_BYTES] for page in in_l2)
         for group in range(len(layout.groups)):
             host.follow(MirrorUpdate(ready=mirror_keys(ready), group=group))
-        found = find_prefix(settings_of(layout), host, match, keys, max_pages=num_pages)
+        found = find_prefix(settings_of(layout), host, match, ChainKeys(keys), max_pages=num_pages)
 
         assert found.num_pages == end
         assert host.num_asked <= num_pages / reach + 10 * reach

@@ -1,0 +1,69 @@
+"""Where what L1 and L2 lack of a prompt is looked for."""
+
+from raydix.ids import L3_SOURCE, SourceId
+from raydix.runtime.cache.page_key import KEY_BYTES, ChainKeys
+from raydix.runtime.config.policies import LoadPolicy
+from raydix.runtime.messages.host import Lookup
+from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound
+from raydix.runtime.scheduler.sources.mirror import Mirror
+from tests.runtime.scheduler.core_driver import CoreDriver
+from tests.runtime.scheduler.keys import mirror_keys
+
+PROMPT = list(range(41))
+PEERS = [SourceId(2), SourceId(3), SourceId(4)]
+
+
+class CountingMirror(Mirror):
+    """Counts how often it is asked about pages."""
+
+    num_asked = 0
+
+    def has_page(self, group: int, keys: ChainKeys, page: int) -> bool:
+        self.num_asked += 1
+        return super().has_page(group, keys, page)
+
+
+def driver_with_peers() -> tuple[CoreDriver, list[CountingMirror]]:
+    """A driver whose L2 has the first 5 pages of the prompt; what its peers are known to have."""
+    driver = CoreDriver(has_host_memory=True, load=LoadPolicy.ALWAYS)
+    driver.fill_l2(PROMPT[:20])
+    mirrors = []
+    for source in PEERS:
+        driver.hear_host(PeerFound(source=source, name=f"node {source}"))
+        origin = driver.core._source.origins.find(source)
+        assert origin is not None
+        origin.keys = CountingMirror(1)
+        mirrors.append(origin.keys)
+    return driver, mirrors
+
+
+def tell(driver: CoreDriver, source: SourceId, pages: slice) -> None:
+    """A peer tells that it has these pages of the prompt."""
+    keys = driver.keys(PROMPT)[pages.start * KEY_BYTES : pages.stop * KEY_BYTES]
+    driver.hear_host(MirrorUpdate(source=source, ready=mirror_keys(keys)))
+
+
+def asked_source(driver: CoreDriver) -> SourceId:
+    """The origin at which the prompt is looked up."""
+    driver.submit(PROMPT, max_tokens=1)
+    [lookup] = [each for each in driver.to_host if isinstance(each, Lookup)]
+    return lookup.source
+
+
+def test_peers_that_lack_what_is_lacking_first_are_asked_about_one_page() -> None:
+    driver, mirrors = driver_with_peers()
+    tell(driver, PEERS[0], slice(0, 5))
+    tell(driver, PEERS[1], slice(6, 10))
+
+    assert asked_source(driver) == L3_SOURCE
+
+    assert [mirror.num_asked for mirror in mirrors] == [1, 1, 1]
+
+
+def test_the_peer_that_goes_on_farthest_is_asked() -> None:
+    driver, _ = driver_with_peers()
+    tell(driver, PEERS[0], slice(0, 7))
+    tell(driver, PEERS[1], slice(5, 10))
+    tell(driver, PEERS[2], slice(5, 9))
+
+    assert asked_source(driver) == PEERS[1]
