@@ -204,13 +204,13 @@ class HostMemoryCore:
     def _take_message(self, side: SchedulerSide, message: ToHost) -> None:
         match message:
             case Lookup():
-                fetching = self._peers.fetching_of(message.source) or self._storage.fetching
+                fetching = self._peers.use(message.source) or self._storage.fetching
                 fetching.lookups.start(side.connection, message, self._now_s)
                 self._storage.repairs.note_use(message.keys, self._now_s)
             case EndUse() | ReleasePin():
                 self._retention.take(message, self._now_s)
             case CancelLookup():
-                for fetching in self._fetchings:
+                for fetching in (self._storage.fetching, *self._peers.busy):
                     fetching.lookups.cancel(side.connection, message.lookup_id)
             case LeasePages():
                 self._lease(side, message)
@@ -310,9 +310,9 @@ class HostMemoryCore:
             self._effects.append(SetGenerations(grant.host_page_ids, grant.generations))
 
         self._inform_schedulers(event)
-        for fetching in self._fetchings:
-            for connection, report in fetching.lookups.take_reports(self._now_s):
-                self._effects.append(ToScheduler(connection, report))
+        reports = self._storage.fetching.lookups.take_reports(self._now_s)
+        reports += self._peers.take_reports(self._now_s)
+        self._effects += [ToScheduler(connection, report) for connection, report in reports]
         for side, grant in grants:
             self._effects.append(ToScheduler(side.connection, grant))
 
@@ -365,6 +365,7 @@ class HostMemoryCore:
         self._staged.check()
         self._retention.check(self._now_s)
         self._storage.writes.check()
+        self._peers.check()
         check_holders(
             self._index,
             num_granted=self._schedulers.num_granted,

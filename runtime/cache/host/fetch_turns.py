@@ -67,6 +67,11 @@ class FetchTurns:
             heapq.heapify(turns)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no lookup stands in the queue, not even one that is final."""
+        return not any(self._turns.values())
+
+    @property
     def has_work(self) -> bool:
         """Whether `dispatch` would go on."""
         return any(map(self._may_go_on, Urgency))

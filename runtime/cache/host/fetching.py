@@ -77,6 +77,14 @@ class Fetching:
         times = [self.orders.next_overdue_s, self._probes.next_due_s]
         return min((time_s for time_s in times if time_s is not None), default=None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way: no event of another place changes anything here, nor does
+        time.
+        """
+        is_waiting = self._overdue or self._probes.is_starved or not self.lookups.is_idle
+        return not is_waiting and self.next_deadline_s is None
+
     def lose(self) -> list[HostPageId]:
         """Forget whoever was given orders, who is gone: lookups end with what has come.
 

@@ -146,6 +146,12 @@ class HostLookups:
         """Whether a `Tick` would end or report more lookups."""
         return bool(self._stopping or self._pages.has_news or self._turns.has_work)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no lookup is open, or has yet to be reported, freed or taken out of the queue."""
+        is_waiting = self.num_lookups or self._forgotten or not self._turns.is_empty
+        return not (is_waiting or self._stopping or self._pages.has_news)
+
     def cancel(self, connection: ConnectionId, lookup_id: LookupId) -> None:
         """Fetch no more for this lookup and keep nothing for it, even after its final report."""
         self._staged.cancel((connection, lookup_id))

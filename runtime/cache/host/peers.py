@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from raydix.errors import AccountingError
 from raydix.ids import BatchId, ConnectionId, HostPageId, SourceId
 from raydix.runtime.cache.host.events import (
     AskForKeys,
@@ -35,6 +36,7 @@ from raydix.runtime.messages.host import (
     AskExists,
     CancelBatch,
     FromHost,
+    LookupProgress,
     ObjectsDone,
     ObjectStatus,
     PageSource,
@@ -134,7 +136,10 @@ class Readers:
 
 
 class Peers:
-    """Owns: which nodes can be pulled from, under which number, and what is fetched from each."""
+    """Owns: which nodes can be pulled from, under which number, and what is fetched from each.
+
+    An event goes over those alone with which something is under way, however many there are.
+    """
 
     def __init__(self, settings: HostSettings, shared: Shared) -> None:
         # A pull is as short as a message: no run of pages is too short for it.
@@ -143,8 +148,12 @@ class Peers:
         self._shared = shared
         self._effects, self._counters = shared.effects, shared.counters
         self._peers: dict[ConnectionId, Peer] = {}
-        self._lost: list[Fetching] = []
-        """What was fetched from peers that are gone, until all its lookups have ended."""
+        self._connections: dict[SourceId, ConnectionId] = {}
+        """The link to each peer."""
+        self._busy: dict[Fetching, None] = {}
+        """What is fetched where something is under way, also from peers that are gone: all others
+        have nothing to do and no deadline.
+        """
         self._sources = itertools.count(_FIRST_SOURCE)
         self._news: list[FromHost] = []
         """What all Schedulers are to be told."""
@@ -155,23 +164,32 @@ class Peers:
     @property
     def fetchings(self) -> list[Fetching]:
         """What is fetched from each peer, and what was from those that are gone."""
-        return [*(peer.fetching for peer in self._peers.values()), *self._lost]
+        return list(dict.fromkeys([*(each.fetching for each in self._peers.values()), *self._busy]))
+
+    @property
+    def busy(self) -> list[Fetching]:
+        """Those of `fetchings` where something is under way."""
+        return list(self._busy)
 
     @property
     def has_work(self) -> bool:
         """Whether a `Tick` would go on with what did not fit into this turn."""
-        return self.readers.has_work or any(each.has_work for each in self.fetchings)
+        return self.readers.has_work or any(each.has_work for each in self._busy)
 
     @property
     def next_deadline_s(self) -> float | None:
         """The time at which time alone changes something; None: never."""
-        times = (each.next_deadline_s for each in self.fetchings)
+        times = (each.next_deadline_s for each in self._busy)
         return min((time_s for time_s in times if time_s is not None), default=None)
 
-    def fetching_of(self, source: SourceId) -> Fetching | None:
-        """What is fetched from a source; None if it is no peer, or has gone."""
-        peers = (each.fetching for each in self._peers.values() if each.source == source)
-        return next(peers, None)
+    def use(self, source: SourceId) -> Fetching | None:
+        """What is fetched from a source, to look something up; None if it is no peer, or gone."""
+        connection = self._connections.get(source)
+        if connection is None:
+            return None
+        fetching = self._peers[connection].fetching
+        self._busy[fetching] = None
+        return fetching
 
     def allow_allocation(self) -> None:
         """Allow pulls to take pages: no copy of an earlier owner of the arena is in flight."""
@@ -211,6 +229,7 @@ class Peers:
         self._peers[connection] = Peer(
             source=source, connection=connection, name=name, fetching=fetching
         )
+        self._connections[source] = connection
         self._news.append(PeerFound(source=source, name=name))
 
     def _hear(self, peer: Peer, message: ObjectsDone | MirrorUpdate, now_s: float) -> None:
@@ -218,6 +237,7 @@ class Peers:
             case MirrorUpdate():
                 self._news.append(replace(message, source=peer.source))
             case ObjectsDone():
+                self._busy[peer.fetching] = None
                 order = peer.fetching.orders.finish(message, now_s)
                 peer.fetching.finish(message, now_s)
                 if order.kind is OrderKind.READ:
@@ -239,9 +259,10 @@ class Peers:
         peer = self._peers.pop(connection, None)
         if peer is None:
             return
+        del self._connections[peer.source]
+        self._busy[peer.fetching] = None
         for page_id in peer.fetching.lose():
             self._shared.index.free(page_id)
-        self._lost.append(peer.fetching)
         self._counters["peers_lost"] += 1
         self._news.append(PeerGone(source=peer.source))
 
@@ -258,12 +279,29 @@ class Peers:
 
     def advance(self, now_s: float) -> None:
         """Give up what is overdue, and order what may be ordered; called after each event."""
-        for fetching in self.fetchings:
+        for fetching in self._busy:
             fetching.give_up_some(now_s)
             fetching.dispatch(now_s)
             # L3 is written what it lacks; a peer is not.
             fetching.orders.missing.take_news()
-        self._lost = [each for each in self._lost if each.lookups.num_lookups]
+
+    def take_reports(self, now_s: float) -> list[tuple[ConnectionId, LookupProgress]]:
+        """Take what Schedulers are told of lookups; after that it is known who is busy still."""
+        reports = [each for busy in self._busy for each in busy.lookups.take_reports(now_s)]
+        self._busy = {each: None for each in self._busy if not each.is_idle}
+        return reports
+
+    def check(self) -> None:
+        """Raise AccountingError if an event would not go over all that is under way."""
+        for peer in self._peers.values():
+            fetching = peer.fetching
+            has_deadline = fetching.next_deadline_s is not None
+            is_under_way = fetching.has_work or has_deadline or not fetching.is_idle
+            if is_under_way and fetching not in self._busy:
+                raise AccountingError(f"what is under way with peer {peer.name} is left alone")
+        sources = {peer.source: connection for connection, peer in self._peers.items()}
+        if sources != self._connections:
+            raise AccountingError(f"peers {sources} are found as {self._connections}")
 
     def figures(self) -> dict[str, int]:
         """How many nodes can be pulled from and pull from this one, and what is being sent."""

@@ -28,8 +28,8 @@ class StorageProbes:
         self._orders = orders
         self._effects = effects
         self._reads: dict[BatchId, tuple[int, HostPageId]] = {}
-        self._is_starved = False
-        """Whether a read is due and L2 has no page for it."""
+        self.is_starved = False
+        """Whether a read is due and L2 has no page for it: each event may bring one."""
 
     def dispatch(self, now_s: float) -> None:
         """Send the probes that are due."""
@@ -37,11 +37,11 @@ class StorageProbes:
             group, key = self._orders.take_probe_name(OrderKind.EXISTS)
             self._orders.ask_exists(group, key, now_s)
 
-        self._is_starved = False
+        self.is_starved = False
         if self._orders.is_probe_due(OrderKind.READ, now_s):
             group, key = self._orders.take_probe_name(OrderKind.READ)
             page_id = self._allocator.allocate(group)
-            self._is_starved = page_id is None
+            self.is_starved = page_id is None
             if page_id is not None:
                 page_ids = int32_array((page_id,))
                 self._effects.append(
@@ -64,6 +64,6 @@ class StorageProbes:
     @property
     def next_due_s(self) -> float | None:
         """The time at which the next probe is due."""
-        kinds = [OrderKind.EXISTS] if self._is_starved else [OrderKind.EXISTS, OrderKind.READ]
+        kinds = [OrderKind.EXISTS] if self.is_starved else [OrderKind.EXISTS, OrderKind.READ]
         times_s = [self._orders.probe_due_s(kind) for kind in kinds]
         return min((time_s for time_s in times_s if time_s is not None), default=None)

@@ -1,5 +1,11 @@
 """The HostMemory core and other nodes: it pulls from some, and sends pages to others."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raydix.errors import AccountingError
 from raydix.ids import BatchId, ConnectionId, LookupId, SchedulerName, SourceId
 from raydix.runtime.cache.host.events import (
     AskForKeys,
@@ -20,11 +26,14 @@ from raydix.runtime.cache.host.events import (
     ToScheduler,
     ToStorage,
 )
+from raydix.runtime.cache.host.fetching import Fetching
+from raydix.runtime.cache.host.lookups import HostLookups
 from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.host import (
     AskExists,
+    CancelLookup,
     CopiesDrained,
     Lookup,
     LookupProgress,
@@ -172,6 +181,94 @@ def test_a_scheduler_that_comes_late_is_told_of_peers_whose_keys_come_once_more(
     told_now = handle(host, FromPeer(OTHER, update))
     keys = MirrorUpdate(source=FOUND, ready=bytes(16))
     assert ToScheduler(LATE, keys) in told_now
+
+
+class Touched:
+    """Notes which fetchings, and lookups of these, an event goes over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._fetchings: set[object] = set()
+        self._lookups: set[object] = set()
+        for name in ("give_up_some", "dispatch"):
+            noting = _noting(self._fetchings, getattr(Fetching, name))
+            monkeypatch.setattr(Fetching, name, noting)
+        for name in ("has_work", "next_deadline_s"):
+            noting = _noting(self._fetchings, getattr(Fetching, name).fget)
+            monkeypatch.setattr(Fetching, name, property(noting))
+        for name in ("take_reports", "cancel"):
+            noting = _noting(self._lookups, getattr(HostLookups, name))
+            monkeypatch.setattr(HostLookups, name, noting)
+
+    def by(self, host: HostScript, event: HostEvent) -> int:
+        """The number of peers that an event goes over, and the question of what is due next."""
+        self._fetchings.clear()
+        self._lookups.clear()
+        handle(host, event)
+        host.core.next_deadline_s()
+        storage = host.core._storage.fetching
+        return max(len(self._fetchings - {storage}), len(self._lookups - {storage.lookups}))
+
+
+def _noting(seen: set[object], function: Callable[..., Any]) -> Callable[..., Any]:
+    def note_and_call(owner: object, *arguments: Any) -> Any:
+        seen.add(owner)
+        return function(owner, *arguments)
+
+    return note_and_call
+
+
+def test_an_event_goes_over_those_peers_alone_with_which_something_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+    for number in range(20):
+        handle(host, PeerAttached(ConnectionId(1000 + number), f"node {number}"))
+    touched = Touched(monkeypatch)
+    assert touched.by(host, Tick()) == 0
+
+    [question] = orders(look_up(host, ["a"]))
+    assert touched.by(host, Tick()) == 1
+    assert host.scheduler is not None
+    cancel = FromScheduler(host.scheduler, CancelLookup(lookup_id=LookupId(9)))
+    assert touched.by(host, cancel) == 1
+
+    assert isinstance(question, AskExists)
+    handle(host, FromPeer(OTHER, ObjectsDone(batch_id=question.batch_id, statuses=MISSING)))
+    assert touched.by(host, Tick()) == 0
+    assert touched.by(host, FromPeer(OTHER, MirrorUpdate(ready=bytes(16)))) == 0
+    host.core.check()
+
+
+def test_a_peer_that_was_too_late_is_probed_though_nobody_looks_anything_up() -> None:
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+    look_up(host, ["a"])
+    overdue_s = host.core.next_deadline_s()
+    assert overdue_s is not None
+    host.now_s = overdue_s
+    [report] = [each for each in told(handle(host, Tick())) if isinstance(each, LookupProgress)]
+    assert report.is_final
+
+    retry_s = host.core.next_deadline_s()
+
+    assert retry_s is not None
+    assert retry_s > overdue_s
+    host.now_s = retry_s
+    assert any(isinstance(each, AskExists) for each in orders(handle(host, Tick())))
+    host.core.check()
+
+
+def test_a_peer_is_not_left_alone_before_all_is_done() -> None:
+    host = attached()
+    handle(host, PeerAttached(OTHER, "n"))
+    look_up(host, ["a"])
+    host.core.check()
+
+    host.core._peers._busy.clear()
+
+    with pytest.raises(AccountingError, match="under way"):
+        host.core.check()
 
 
 def test_a_lookup_at_a_peer_that_has_gone_is_one_of_l3() -> None:
