@@ -67,7 +67,9 @@ class Readers:
         self._index = shared.index
         self._effects = shared.effects
         self._piece_pages = settings.piece_pages
+        self._attached: dict[ConnectionId, None] = {}
         self._mirrors: dict[ConnectionId, HostMirror] = {}
+        """The mirrors of those that have yet to be told of more keys."""
         self._sending: dict[tuple[ConnectionId, BatchId], list[HostPageId]] = {}
         """The pinned pages of each batch that is being sent."""
 
@@ -79,24 +81,26 @@ class Readers:
     @property
     def num_attached(self) -> int:
         """The number of HostMemories that pull from this one."""
-        return len(self._mirrors)
+        return len(self._attached)
 
     @property
     def has_work(self) -> bool:
         """Whether some reader has yet to be told of more keys."""
-        return any(mirror.has_work for mirror in self._mirrors.values())
+        return bool(self._mirrors)
 
     def attach(self, connection: ConnectionId) -> None:
         """A reader has come, who knows no key."""
+        self._attached[connection] = None
         self._mirrors[connection] = HostMirror(self._index, self._piece_pages)
 
     def lose(self, connection: ConnectionId) -> None:
         """A reader has gone; what is being sent stays pinned until that has ended."""
+        self._attached.pop(connection, None)
         self._mirrors.pop(connection, None)
 
     def take(self, connection: ConnectionId, message: ToPeer) -> None:
         """Answer a reader, or begin to send pages; nothing over a connection that is lost."""
-        if connection not in self._mirrors:
+        if connection not in self._attached:
             return
         match message:
             case AskExists():
@@ -130,9 +134,13 @@ class Readers:
 
     def inform(self, updates: Sequence[MirrorUpdate], is_walking: bool) -> None:
         """Tell readers what has changed in L2, and keys that they were not told yet."""
+        for update in updates:
+            self._effects += [ToReader(connection, update) for connection in self._attached]
+        if not is_walking:
+            return
         for connection, mirror in self._mirrors.items():
-            told = [*updates, *(mirror.take_piece() if is_walking else ())]
-            self._effects.extend([ToReader(connection, update) for update in told])
+            self._effects += [ToReader(connection, piece) for piece in mirror.take_piece()]
+        self._mirrors = {each: mirror for each, mirror in self._mirrors.items() if mirror.has_work}
 
 
 class Peers:
@@ -168,7 +176,7 @@ class Peers:
 
     @property
     def busy(self) -> list[Fetching]:
-        """Those of `fetchings` where something is under way."""
+        """What is fetched where something is under way."""
         return list(self._busy)
 
     @property

@@ -28,6 +28,7 @@ from raydix.runtime.cache.host.events import (
 )
 from raydix.runtime.cache.host.fetching import Fetching
 from raydix.runtime.cache.host.lookups import HostLookups
+from raydix.runtime.cache.host.mirror import HostMirror
 from raydix.runtime.cache.host.schedulers import FormerArena
 from raydix.runtime.cache.page_key import MIRROR_KEY_BYTES
 from raydix.runtime.messages.arrays import int32_array
@@ -326,6 +327,27 @@ def test_a_reader_that_is_lost_is_told_nothing_more() -> None:
 
     assert {each.connection for each in effects if isinstance(each, ToReader)} <= {902}
     assert host.stat("peer_readers") == 1
+
+
+def test_readers_that_know_all_keys_are_gone_over_only_when_some_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = attached()
+    host.commit(["a"])
+    for number in range(20):
+        handle(host, ReaderAttached(ConnectionId(1000 + number)))
+    handle(host, Tick())
+    walks: set[object] = set()
+    monkeypatch.setattr(HostMirror, "take_piece", _noting(walks, HostMirror.take_piece))
+
+    handle(host, ReaderAttached(OTHER))
+    effects = handle(host, Tick())
+
+    # Of the reader that is new, and of the Scheduler.
+    assert len(walks) == 2
+    assert [each.connection for each in effects if isinstance(each, ToReader)] == [OTHER]
+    assert handle(host, Tick()) == []
+    assert len(walks) == 2
 
 
 def test_l3_is_asked_about_what_was_pulled_as_it_may_lack_that() -> None:
