@@ -5,6 +5,7 @@ Imports no torch, so that the Supervisor, too, can read a `LoadReport`.
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -230,6 +231,8 @@ class GpuModel:
     """
     enter_thread: Callable[[], None]
     """Prepares a thread to drive the model; called once in each such thread."""
+    beside_steps: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Enters a context in which what is enqueued waits for none of the steps that were before."""
     make_experts: Callable[[OnError], Experts] = _no_experts
     """Makes the rank's part in divided experts; called once each time that it serves."""
     rehearse: Callable[[], None] = lambda: None

@@ -190,11 +190,20 @@ class RankThreads:
 
         # Rows wait for what loads bring. Of backups they would wait for the beginning alone.
         if len(plan.loads):
-            self._copies.start(plan)
+            self._start_copies(plan)
         step = self._run_rows(plan, link)
         if len(plan.backups) and not len(plan.loads):
-            self._copies.start(plan)
+            self._start_copies(plan)
         self._results.add(step)
+
+    def _start_copies(self, plan: StepPlan) -> None:
+        """Begin a plan's copies: what is backed up was computed by steps that have been reported.
+
+        Were backups to wait for those that are enqueued, a request that goes on elsewhere would
+        wait for two chunks of others' prompts.
+        """
+        with self.model.beside_steps():
+            self._copies.start(plan)
 
     def _run_rows(self, plan: StepPlan, link: BlockingLink) -> EnqueuedStep:
         if not (len(plan.row_slots) or plan.group_tokens.any()):

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,7 @@ def _prepare(
         make_transfers=make_transfers,
         make_experts=partial(_make_experts, config, loaded),
         enter_thread=partial(_enter_thread, device),
+        beside_steps=_beside_steps(device),
         rehearse=partial(kernels.rehearse, runner) if device.type == "cuda" else _nothing,
         stats=lambda: _stats(runner, halving) | kernels.stats(),
         close=loaded.decoder.close,
@@ -228,6 +231,13 @@ def _prepare(
 
 def _tensors_of(loaded: LoadedModel) -> list[torch.Tensor]:
     return [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
+
+
+def _beside_steps(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """On CUDA a stream on which no step is ever enqueued; elsewhere steps have ended already."""
+    if device.type != "cuda":
+        return nullcontext
+    return partial(torch.cuda.stream, torch.cuda.Stream(device))
 
 
 def _nothing() -> None:

@@ -237,7 +237,9 @@ class Node:
         wait_s = max(0.0, self._wait_s(report, now_s) - after_s)
         return TakeOver(
             foreseen_s=wait_s + copies_s + fetch_s + compute_s,
-            delayed_s=compute_s * (self._num_decoding(report) + num_joining),
+            computed_s=compute_s,
+            anew_s=report.prefill.predict_s(num_tokens + 1 - holding.num_held * report.page_size),
+            num_decoding=self._num_decoding(report) + num_joining,
         )
 
     def expect(self, request_id: RequestId) -> None:

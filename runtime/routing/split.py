@@ -18,8 +18,12 @@ class TakeOver:
 
     foreseen_s: float
     """From the first token until the second one, beyond the time of a step."""
-    delayed_s: float
-    """How much later those who decode there get their tokens, all together."""
+    computed_s: float
+    """The time to compute what comes behind the last whole page."""
+    anew_s: float
+    """The time to compute all that is lacking there."""
+    num_decoding: int
+    """Those who decode there, or are about to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +41,20 @@ class Split:
     """How long what is foreseen of that will take, as others have shown."""
 
     @property
+    def delayed_s(self) -> float:
+        """How much later those who decode at the second node get their tokens, all together.
+
+        Neither node waits for pages for longer than computing them would take: what has taken as
+        long was computed anew.
+        """
+        taken = self.take_over
+        is_anew = self.hand_over_s >= taken.anew_s
+        return taken.num_decoding * (taken.anew_s if is_anew else taken.computed_s)
+
+    @property
     def cost_s(self) -> float:
         """How long all wait, together."""
-        return cost_s(self.place) + self.hand_over_s + self.take_over.delayed_s
+        return cost_s(self.place) + self.hand_over_s + self.delayed_s
 
 
 def cost_s(place: Place) -> float:

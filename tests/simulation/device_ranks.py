@@ -172,9 +172,9 @@ class DeviceRank:
         assert not self._errors, self._errors
 
     def _arrive(self, plan: StepPlan) -> None:
-        # Loads overtake the steps that are queued before them; backups see what those have
-        # computed.
+        # Copies overtake the steps that are queued before them.
         self._start(plan.loads, Direction.LOAD)
+        self._start(plan.backups, Direction.BACKUP)
         self._plans.append(plan)
         while not self._is_late and self._plans and self._may_launch(self._plans[0]):
             self._launch()
@@ -194,7 +194,6 @@ class DeviceRank:
         self._apply(plan)
         with torch.cuda.stream(self._stream):
             self._steps.append(self._enqueue(plan))
-        self._start(plan.backups, Direction.BACKUP)
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.removed_slots.tolist():

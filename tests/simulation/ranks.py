@@ -153,9 +153,9 @@ class SimulatedRank:
 
     def _arrive(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        # Loads overtake the steps that are queued before them; backups see what those have
-        # computed.
+        # Copies overtake the steps that are queued before them.
         self._start_copies(plan.loads, is_load=True)
+        self._start_copies(plan.backups, is_load=False)
         self._copy_experts(plan)
         if not self.is_stepping:
             self._next()
@@ -174,7 +174,6 @@ class SimulatedRank:
         if taken.left_out is not None:
             self._send(taken.left_out)
         self._apply(taken.plan)
-        self._start_copies(taken.plan.backups, is_load=False)
         self._wait_for_loads(taken.plan)
 
     def _repeats(self) -> bool:

@@ -9,9 +9,9 @@ from raydix.runtime.config.page_counts import pages_within
 from raydix.runtime.messages.arrays import Int32Array, int32_array
 from raydix.runtime.messages.host import PagesGranted
 
-_MAX_GRANTED_PAGES = 256
-_MAX_GRANTED_BYTES = 1 << 30
-"""Twice what one plan copies, so that the next one need not wait for a grant."""
+_MAX_GRANTED_PAGES = 512
+_MAX_GRANTED_BYTES = 2 << 30
+"""Four times what one copy takes: long steps leave several, and the next need not wait."""
 _GRANTED_DIVISOR = 8
 """Schedulers are kept stocked with one page in so many of L2, all of them together."""
 _SMALL_L2_DIVISOR = 4

@@ -109,10 +109,9 @@ class LaneDevice:
             self._load_free_s = load_began_s + copied.seconds
             self._loads[copied.transfer_id] = Load(load_began_s, self._load_free_s)
             yield self._load_free_s, copied
-        # Backups see what earlier plans have computed.
-        computed_s = max(now_s, self._step_free_s)
+        # What is backed up was computed by steps that have been reported.
         for copied in self._copies(plan.backups, is_load=False):
-            self._backup_free_s = max(computed_s, self._backup_free_s) + copied.seconds
+            self._backup_free_s = max(now_s, self._backup_free_s) + copied.seconds
             yield self._backup_free_s, copied
 
         told_s = 0.0

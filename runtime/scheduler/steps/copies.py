@@ -11,6 +11,9 @@ from raydix.runtime.scheduler.sources.host_view import HostView
 from raydix.runtime.scheduler.sources.kv_source import KvSource
 from raydix.runtime.scheduler.steps.draft import Draft
 
+_MAX_BACKUPS = 8
+"""The most copies to L2 that one plan begins: 4 GiB of each KV group."""
+
 
 class CopyDrafter:
     """Drafts the loads and backups of a step group's next plans."""
@@ -52,18 +55,27 @@ class CopyDrafter:
 
 
 def _take_backups(lane: Lane, host: HostView, now_s: float) -> list[Backup]:
-    """Make a copy to L2 of the oldest dirty pages for which there is room in L2."""
-    taken = lane.backups.take(now_s)
-    if not any(keys for keys, _ in taken):
-        return []
-    assert host.connection is not None, "an attached HostMemory has granted the pages"
-    grants = [host.take_pages(group, len(page_ids)) for group, (_, page_ids) in enumerate(taken)]
-    backup = Backup(
-        transfer_id=lane.in_flight.new_transfer_id(),
-        page_ids=tuple([int32_array(page_ids) for _, page_ids in taken]),
-        host_page_ids=tuple([host_page_ids for host_page_ids, _ in grants]),
-        generations=tuple([generations for _, generations in grants]),
-        host_connection=host.connection,
-        keys=tuple([b"".join(keys) for keys, _ in taken]),
-    )
-    return [backup]
+    """Make copies to L2 of the oldest dirty pages for which there is room in L2.
+
+    A long step computes more than one copy holds. What is left would wait for the next plan.
+    """
+    backups: list[Backup] = []
+    while len(backups) < _MAX_BACKUPS:
+        taken = lane.backups.take(now_s)
+        if not any(keys for keys, _ in taken):
+            break
+        assert host.connection is not None, "an attached HostMemory has granted the pages"
+        grants = [
+            host.take_pages(group, len(page_ids)) for group, (_, page_ids) in enumerate(taken)
+        ]
+        backups.append(
+            Backup(
+                transfer_id=lane.in_flight.new_transfer_id(),
+                page_ids=tuple([int32_array(page_ids) for _, page_ids in taken]),
+                host_page_ids=tuple([host_page_ids for host_page_ids, _ in grants]),
+                generations=tuple([generations for _, generations in grants]),
+                host_connection=host.connection,
+                keys=tuple([b"".join(keys) for keys, _ in taken]),
+            )
+        )
+    return backups

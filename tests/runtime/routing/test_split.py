@@ -40,12 +40,15 @@ def place(own_s: float, caused_s: float = 0.0) -> Place:
     )
 
 
-def split(first: int, own_s: float, hand_over_s: float, delayed_s: float = 0.0) -> Split:
+def split(
+    first: int, own_s: float, hand_over_s: float, computed_s: float = 0.0, anew_s: float = 9.0
+) -> Split:
+    taken = TakeOver(foreseen_s=0.0, computed_s=computed_s, anew_s=anew_s, num_decoding=2)
     return Split(
         first=NodeId(first),
         then=NodeId(9),
         place=place(own_s),
-        take_over=TakeOver(foreseen_s=0.0, delayed_s=delayed_s),
+        take_over=taken,
         hand_over_s=hand_over_s,
     )
 
@@ -84,8 +87,13 @@ def test_what_gains_nothing_stays_whole(whole_s: float) -> None:
 
 
 def test_what_others_are_delayed_by_going_on_counts() -> None:
-    assert choose_split(place(1.0), [split(1, 0.2, 0.3, delayed_s=0.6)]) is None
-    assert choose_split(place(1.0), [split(1, 0.2, 0.3, delayed_s=0.4)]) is not None
+    assert choose_split(place(1.0), [split(1, 0.2, 0.3, computed_s=0.3)]) is None
+    assert choose_split(place(1.0), [split(1, 0.2, 0.3, computed_s=0.2)]) is not None
+
+
+def test_what_takes_as_long_as_computing_it_anew_was_computed_anew() -> None:
+    assert choose_split(place(1.0), [split(1, 0.2, 0.3, anew_s=0.31)]) is not None
+    assert choose_split(place(1.0), [split(1, 0.2, 0.3, anew_s=0.3)]) is None, "0.6 s of two"
 
 
 def test_a_long_prompt_beside_others_that_decode_is_split() -> None:
@@ -153,11 +161,11 @@ def test_where_hand_overs_were_slow_prompts_stay_whole_until_that_is_forgotten()
 def test_where_hand_overs_were_quick_prompts_are_split_that_gained_nothing() -> None:
     slow = Line(0.5, LOAD_PAGE_S)
     ingress = ingress_of(prefills(0, load=slow), decodes(1, num_decoding=20))
-    assert nodes_of(sent(ingress, SHORT)) == (1, None)
+    assert nodes_of(sent(ingress, range(400, 410))) == (1, None)
     for number in range(6):
         sent(ingress, long_prompt(number), f"r{number}")
         handed_over(ingress, f"r{number}", 0.01, 0.0)
-    assert nodes_of(sent(ingress, [500], "short")) == (0, 1)
+    assert nodes_of(sent(ingress, range(500, 510), "short")) == (0, 1)
 
 
 def test_what_ends_in_mid_hand_over_teaches_nothing() -> None:

@@ -42,7 +42,7 @@ def columns(pairs: list[tuple[int, int]]) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("num_pages", "stock"),
-    [(3, 1), (4, 1), (108, 27), (256, 64), (260, 64), (512, 64), (520, 65), (4096, 256)],
+    [(3, 1), (4, 1), (108, 27), (256, 64), (260, 64), (512, 64), (520, 65), (4096, 512)],
 )
 def test_scheduler_is_stocked_with_a_quarter_of_few_pages_and_an_eighth_of_many(
     num_pages: int, stock: int

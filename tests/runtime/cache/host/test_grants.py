@@ -29,9 +29,9 @@ def stock(num_pages: int, page_bytes: int) -> int:
 @pytest.mark.parametrize(
     ("num_pages", "page_mib", "expected"),
     [
-        (4096, 1, 256),
-        (4096, 63, 16),
-        (4096, 300, 3),
+        (4096, 1, 512),
+        (4096, 63, 32),
+        (4096, 300, 6),
         (64, 63, 8),
         (24, 63, 4),
         (4, 63, 1),
