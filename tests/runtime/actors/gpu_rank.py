@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -91,6 +93,8 @@ class Rank:
         self.entered: list[str] = []
         """Names of the threads that entered the model."""
         self.pools: tuple[torch.Tensor, ...] = ()
+        self.is_beside_steps = False
+        """Whether what is enqueued now waits for no step."""
         self.links: asyncio.Queue[InProcessLink] = asyncio.Queue()
         self._blocking: list[InProcessBlockingLink] = []
         self._dialled = threading.Semaphore(0)
@@ -128,7 +132,14 @@ class Rank:
             runner=RecordingRunner(self.calls),
             make_transfers=make_transfers,
             enter_thread=lambda: self.entered.append(threading.current_thread().name),
+            beside_steps=self._beside_steps,
         )
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        self.is_beside_steps = True
+        yield
+        self.is_beside_steps = False
 
     def new_scheduler(self) -> InProcessLink:
         """A Scheduler that the actor finds when it next looks for one."""

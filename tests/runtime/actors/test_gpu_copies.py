@@ -8,10 +8,12 @@ from raydix.ids import HostPageId
 from raydix.runtime.actors import gpu
 from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.plan import (
+    PageCopies,
     StepPlan,
     StepResult,
     TransfersDone,
 )
+from raydix.runtime.tiers.cpu_transfers import CpuTransfers
 from raydix.runtime.tiers.gpu_pool import as_bytes
 from raydix.runtime.tiers.host_arena import HostArena
 from raydix.runtime.tiers.transfers import WaitLayer
@@ -204,3 +206,24 @@ async def test_backups_of_a_plan_whose_rows_fail_never_begin(rank: Rank) -> None
     assert await asyncio.to_thread(rank.died.wait, WAIT_S)
     await rank.actor.shutdown()
     assert not any(bytes(arena.payload(HostPageId(1), 0)))
+
+
+async def test_copies_wait_for_no_step_that_was_enqueued_before(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = await attach(rank)
+    link = rank.new_scheduler()
+    rank.actor.serve(rank.dial)
+    begun: list[bool] = []
+    start = CpuTransfers.start
+
+    def start_and_note(self: CpuTransfers, loads: PageCopies, backups: PageCopies) -> None:
+        begun.append(rank.is_beside_steps)
+        start(self, loads, backups)
+
+    monkeypatch.setattr(CpuTransfers, "start", start_and_note)
+    link.send(rows(1, [0], added=(added(0),), backups=copies(arena, 1, [(1, 1)])))
+    link.send(rows(2, [0], backups=copies(arena, 2, [(2, 2)]), loads=copies(arena, 3, [(3, 3)])))
+    for _ in range(5):
+        await asyncio.wait_for(link.receive(), WAIT_S)
+    assert begun == [True, True]
