@@ -13,6 +13,7 @@ from raydix.runtime.actors.grammar_turns import Attempt, GrammarTurns
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.model.grammars.compiler_process import (
     Compiled,
+    Delayed,
     Outcome,
     OverBudget,
     Refused,
@@ -79,11 +80,7 @@ class GrammarCompilers:
             failure = RequestFailure(kind=FailureKind.ENGINE_DEAD, message=str(error))
             return self._fail(attempt, failure)
         except TimeoutError:
-            text = f"waits for a processor. Try again in {_RETRY_AFTER_S:g} s."
-            failure = RequestFailure(
-                kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S
-            )
-            return self._fail(attempt, failure)
+            return self._fail(attempt, _overloaded())
         match outcome:
             case Compiled():
                 key, content = attempt.effect.key, outcome.content
@@ -93,7 +90,9 @@ class GrammarCompilers:
             case OverBudget() if attempt.is_last:
                 text = f"takes more than {attempt.budget_s:g} s to compile. Make it smaller."
                 self._refuse(attempt, text, is_lasting=True)
-            case OverBudget():
+            case Delayed() if attempt.is_last:
+                self._fail(attempt, _overloaded())
+            case OverBudget() | Delayed():
                 self._turns.try_longer(attempt)
             case _:
                 assert_never(outcome)
@@ -108,6 +107,11 @@ class GrammarCompilers:
         self._on_compiled(
             GrammarCompiled(key=attempt.effect.key, failure=failure, is_lasting=is_lasting)
         )
+
+
+def _overloaded() -> RequestFailure:
+    text = f"waits for a processor. Try again in {_RETRY_AFTER_S:g} s."
+    return RequestFailure(kind=FailureKind.OVERLOADED, message=text, retry_after_s=_RETRY_AFTER_S)
 
 
 async def _outcome(process: GrammarProcess, attempt: Attempt) -> tuple[Outcome, bytes]:

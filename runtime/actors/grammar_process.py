@@ -19,6 +19,7 @@ from raydix.runtime.model.grammars.compiler_process import (
     Answer,
     Compile,
     Compiled,
+    Delayed,
     Outcome,
     OverBudget,
     Question,
@@ -131,7 +132,7 @@ class GrammarProcess:
 
     def _pass_on(self, answer: Answer) -> None:
         match answer:
-            case Compiled() | Refused() | OverBudget():
+            case Compiled() | Refused() | OverBudget() | Delayed():
                 asked = self._asked.get(answer.number)
                 # Nobody may wait for it any more.
                 if asked is not None and not asked.done():

@@ -1,8 +1,8 @@
 """The process that compiles grammars for the vocabulary of one model, each in a child of its own.
 
 A child has the vocabulary from the beginning, which takes seconds to read, and breaks its bounds
-alone: of memory, and of the time of a processor, which ends it. The process itself waits, no more:
-so it sees at once when its questions end, and ends with all its children.
+alone: of memory, of the time of a processor, and of that of a clock. The process itself waits, no
+more: so it sees at once when its questions end, and ends with all its children.
 
 Frames are four bytes of length, then msgpack.
 """
@@ -31,6 +31,8 @@ START_S = 120
 """The longest time until the process is ready."""
 _MAX_MEMORY_BYTES = 2 << 30
 """What a grammar may take beside what the process has once it is ready."""
+_MAX_WAIT_RATIO = 60
+"""How much longer than the time of a processor that a grammar may take its child may live."""
 _READ_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _OWN_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -88,8 +90,14 @@ class OverBudget(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Delayed(msgspec.Struct, frozen=True, tag=True):
+    """A grammar was given up, as it had too little of a processor for too long."""
+
+    number: int
+
+
 Question = Compile | Stop
-Outcome = Compiled | Refused | OverBudget
+Outcome = Compiled | Refused | OverBudget | Delayed
 Answer = Ready | Unready | Outcome
 _Write = Callable[[bytes], None]
 
@@ -167,6 +175,8 @@ class _Child:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if number == signal.SIGPROF:
             return encode(OverBudget(number=self.number))
+        if number == signal.SIGALRM:
+            return encode(Delayed(number=self.number))
         cause = "without an answer" if number is None else f"by {signal.Signals(number).name}"
         reason = f"ends the process that compiles it ({cause}). Make it smaller."
         return encode(Refused(number=self.number, reason=reason, is_lasting=number in _OWN_FAULTS))
@@ -189,6 +199,7 @@ def _compile_and_exit(compiler: Compiler, asked: Compile, pipe: int, parent_id: 
         # The one that was to end it may have ended before.
         if os.getppid() == parent_id:
             signal.setitimer(signal.ITIMER_PROF, asked.budget_s)
+            signal.setitimer(signal.ITIMER_REAL, asked.budget_s * _MAX_WAIT_RATIO)
             _bound_memory()
             answer = encode(_outcome(compiler, asked))
             with open(pipe, "wb") as file:

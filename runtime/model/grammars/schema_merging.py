@@ -121,16 +121,20 @@ class Merger:
     def valid(self, values: Sequence[Any], schemas: Sequence[Flat], place: str) -> list[Any]:
         """The values that are valid under all of some schemas. Raises NotEnforced."""
         import jsonschema
+        from jsonschema_specifications import REGISTRY
         from referencing.exceptions import Unresolvable
 
         known = jsonschema.Draft202012Validator
-        whole = known(self.root, format_checker=known.FORMAT_CHECKER)
+        # By default what a '$ref' names would be fetched from wherever it says, files included.
+        whole = known(self.root, registry=REGISTRY, format_checker=known.FORMAT_CHECKER)
         try:
             for each in schemas:
                 known.check_schema(each)
             checkers = [whole.evolve(schema=each) for each in schemas]
             return [each for each in values if all(one.is_valid(each) for one in checkers)]
-        except (jsonschema.SchemaError, Unresolvable, re.error, RecursionError) as error:
+        except Unresolvable as error:
+            raise refuse(place, f"{error.ref!r:.80} is not followed; expected '#/...'") from error
+        except (jsonschema.SchemaError, re.error, RecursionError) as error:
             raise refuse(place, f"values cannot be checked ({type(error).__name__})") from error
 
     def target(self, pointer: Any, place: str) -> Any:

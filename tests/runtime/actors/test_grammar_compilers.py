@@ -18,7 +18,13 @@ from raydix.runtime.actors import grammar_process, grammar_turns
 from raydix.runtime.actors.grammar_compilers import GrammarCompilers
 from raydix.runtime.messages.client import FailureKind
 from raydix.runtime.messages.grammar import Grammar, GrammarKind
-from raydix.runtime.model.grammars.compiler_process import LENGTH_BYTES, Compile, encode
+from raydix.runtime.model.grammars.compiler_process import (
+    LENGTH_BYTES,
+    Compile,
+    Compiled,
+    Delayed,
+    encode,
+)
 from raydix.runtime.model.grammars.compiling import MAX_CONTENT_BYTES, CompilerSetup
 from raydix.runtime.model.grammars.vocabulary import Vocabulary
 from raydix.runtime.scheduler.events import CompileGrammar, GrammarCompiled
@@ -193,6 +199,43 @@ async def test_a_grammar_that_is_dropped_is_compiled_no_more(
     [right] = await bench.ask(Grammar(kind=GrammarKind.REGEX, text="[a-z]"))
     assert right.content is not None
     assert len(started) == 1
+
+
+WAITING = """
+import sys, time
+from raydix.runtime.model.grammars import compiler_process
+
+class Waiting:
+    def compile(self, grammar):
+        time.sleep(600 if grammar.text == "wait" else 0)
+        return b"done"
+
+def write(body):
+    sys.stdout.buffer.write(len(body).to_bytes(compiler_process.LENGTH_BYTES, "little") + body)
+    sys.stdout.buffer.flush()
+
+compiler_process._Children(Waiting(), write).serve(open(0, "rb", buffering=0))
+"""
+"""Children whose compiler takes no time of a processor."""
+
+
+async def test_a_grammar_that_waits_for_something_is_given_up_alone() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WAITING),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    for number, text in enumerate(["wait", "go"]):
+        grammar = Grammar(kind=GrammarKind.EBNF, text=text)
+        body = encode(Compile(number=number, grammar=grammar, budget_s=0.05))
+        process.stdin.write(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+
+    answers = [await grammar_process._answer(process) for _ in range(2)]
+
+    assert answers == [Compiled(number=1, content=b"done"), Delayed(number=0)]
+    process.stdin.close()
+    await process.communicate()
 
 
 def children_of(process_id: int | None) -> list[int]:
