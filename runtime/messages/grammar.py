@@ -14,6 +14,13 @@ from raydix.runtime.messages.tenants import NO_TENANT
 MAX_GRAMMAR_BYTES = 128 << 10
 """The longest text of a grammar, in UTF-8."""
 
+TOOL_ARGUMENTS = "tool_arguments"
+"""The type of a part of a structural tag that is our own: JSON of the arguments of a tool.
+
+It has `tool`, the name, `json_schema`, `style`, and `is_strict`: whether it is refused if its
+schema cannot be enforced, or may be any object then.
+"""
+
 
 class GrammarKind(StrEnum):
     """How the text of a grammar is written."""

@@ -6,6 +6,7 @@ What it takes, in time and memory, is bounded by the process that it is in.
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 
 from raydix.errors import BadRequest
-from raydix.runtime.messages.grammar import Grammar, GrammarKind
+from raydix.runtime.messages.grammar import TOOL_ARGUMENTS, Grammar, GrammarKind
 from raydix.runtime.model.grammars.locating import (
     Part,
     formats_in,
@@ -22,7 +23,11 @@ from raydix.runtime.model.grammars.locating import (
     schemas_in,
 )
 from raydix.runtime.model.grammars.regexes import check_regex
-from raydix.runtime.model.grammars.schema_check import enforceable, enforceable_part
+from raydix.runtime.model.grammars.schema_check import (
+    enforceable,
+    enforceable_arguments,
+    enforceable_part,
+)
 from raydix.runtime.model.grammars.schema_merging import MAX_DEPTH
 from raydix.runtime.model.grammars.schema_strings import NotEnforced
 from raydix.runtime.model.grammars.vocabulary import CompiledContent, Vocabulary
@@ -153,7 +158,7 @@ class Compiler:
             return ""
         place, part = locate(("/format", whole["format"]), formats_in, fails)
         match part.get("type") if isinstance(part, dict) else None:
-            case "json_schema":
+            case "json_schema" | "tool_arguments":
                 own = f"{place}/json_schema"
                 return self._fault_in_schema(own, part.get("json_schema"), reason)
             case "regex":
@@ -205,6 +210,8 @@ def _enforceable_tag(part: Any, place: str) -> Any:
         return [_enforceable_tag(each, f"{place}/{index}") for index, each in enumerate(part)]
     if not isinstance(part, dict):
         return part
+    if part.get("type") == TOOL_ARGUMENTS:
+        return _arguments(part)
     if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
         check_regex(part["pattern"])
     is_schema = part.get("type") == "json_schema"
@@ -217,6 +224,20 @@ def _enforceable_tag(part: Any, place: str) -> Any:
         else _enforceable_tag(each, f"{place}/{name}")
         for name, each in part.items()
     }
+
+
+def _arguments(part: Mapping[str, Any]) -> Any:
+    """JSON of the arguments of a tool, as the library takes it. Raises BadRequest."""
+    try:
+        schema = enforceable_arguments(part.get("json_schema"))
+    except NotEnforced as error:
+        if part.get("is_strict"):
+            raise BadRequest(f"cannot be enforced: {part.get('tool')}: {error}") from error
+        # Nobody has asked for more than a call that is well formed.
+        schema = enforceable({"type": "object"})
+    style = part.get("style", "json")
+    whitespace = {"max_whitespace_cnt": _MAX_BLANKS}
+    return {"type": "json_schema", "json_schema": schema, "style": style, **whitespace}
 
 
 def _enforceable_at(schema: Any, place: str) -> Any:

@@ -251,8 +251,9 @@ def enforceable_part(root: Any, part: Any, place: str) -> Any:
     return _Reader(Merger(root)).read_all(part, place)
 
 
-def check_arguments(schema: Any) -> None:
-    """Raise NotEnforced if a schema cannot be enforced, or if a value of it may be no object."""
-    enforceable(schema)
+def enforceable_arguments(schema: Any) -> Any:
+    """The same of a tool's arguments. Raises NotEnforced also if a value may be no object."""
+    read = enforceable(schema)
     if not _Reader(Merger(schema)).makes_objects(schema):
         raise refuse("", "arguments are an object, and other values are valid; 'type' is expected")
+    return read

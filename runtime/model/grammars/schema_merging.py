@@ -96,19 +96,18 @@ class Merger:
         if values is None:
             return [own]
         if len(own) > 1:
-            values = self.valid(values, (own,), place)
+            values = self.valid(values, (_without_values(own),), place)
         return [{"enum": values}] if values else []
 
     def _merged(self, one: Flat, other: Flat, place: str) -> Flat | None:
         """What is valid under both; None: nothing is."""
         if not one or not other:
             return one or other
-        values = constants(one)
-        if values is None:
-            values = constants(other)
-        if values is not None:
-            values = self.valid(values, (one, other), place)
-            return {"enum": values} if values else None
+        for each, beside in ((one, other), (other, one)):
+            values = constants(each)
+            if values is not None:
+                values = self.valid(values, (_without_values(each), beside), place)
+                return {"enum": values} if values else None
         merged = {**one, **other}
         for name in one.keys() & other.keys():
             merged[name] = _both(name, one, other, place)
@@ -189,6 +188,14 @@ class Merger:
             if a is not None and b is not None and not any(is_same(x, y) for x in a for y in b):
                 return True
         return False
+
+
+def _without_values(schema: Flat) -> Flat:
+    """What a schema demands besides the values that it names: they are not looked for in a list of
+    themselves.
+    """
+    named = "const" if "const" in schema else "enum"
+    return {name: each for name, each in schema.items() if name != named}
 
 
 def branches_of(value: Any, place: str) -> list[Any]:

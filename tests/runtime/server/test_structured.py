@@ -12,6 +12,7 @@ import pytest_asyncio
 
 pytest.importorskip("xgrammar")
 
+from raydix.runtime.actors import grammar_turns
 from tests.runtime.server.served_engine import MODEL, Server, serving, write_checkpoint
 from tests.runtime.server.test_cache_states import State, bring_to
 
@@ -271,6 +272,19 @@ async def test_what_cannot_be_enforced_is_refused_by_name(
 
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+async def test_a_tools_schema_that_takes_for_ever_is_refused_by_name(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_turns, "BUDGETS_S", (0.25,))
+    hostile = {"properties": {"a": {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": hostile}}
+
+    with pytest.raises(openai.BadRequestError, match=r"takes more than 0\.25 s") as caught:
+        await whole(server, tools=[tool], tool_choice="required")
+
+    assert caught.value.param == "tools"
 
 
 async def test_a_grammar_for_which_all_would_wait_ends_by_name(server: Server) -> None:

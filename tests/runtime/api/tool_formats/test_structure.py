@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("xgrammar")
 
-from raydix.errors import BadParameter
+from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.tool_formats.answer_format import AnswerFormat
 from raydix.runtime.api.tool_formats.answer_parser import AnswerParser
 from raydix.runtime.api.tool_formats.events import Arguments, CallBegun, CallBroken, Content
@@ -75,6 +75,10 @@ def outputs(part: Part, number: int = 6) -> list[str]:
     return whole
 
 
+def compiled(part: Part) -> bytes:
+    return compiler().compile(enforced(part, "tools").to_grammar())
+
+
 def check_calls(calls: list[Call]) -> None:
     for name, arguments in calls:
         jsonschema.validate(json.loads(arguments), SCHEMAS[name])
@@ -130,11 +134,28 @@ def test_a_schema_that_cannot_be_enforced_is_refused_if_the_tool_is_strict() -> 
 
     loose = EnforcedTool(name="f", schema=schema, is_strict=False)
     part = demanded_calls(structure, [loose], is_single=True)
-    assert compiler().compile(enforced(part, "tools").to_grammar())
+    assert compiled(part)
 
     strict = EnforcedTool(name="f", schema=schema, is_strict=True)
-    with pytest.raises(BadParameter, match="f: the keyword 'not' is not enforced at /not"):
-        demanded_calls(structure, [strict], is_single=True)
+    with pytest.raises(BadRequest, match="f: the keyword 'not' is not enforced at /not"):
+        compiled(demanded_calls(structure, [strict], is_single=True))
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_no_schema_is_looked_at_before_the_compiler_does(
+    is_strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [hermes] = [each for each in TOOL_FORMATS if each.name is ToolFormatName.HERMES]
+    looked_at: list[Any] = []
+    monkeypatch.setattr(jsonschema.Draft202012Validator, "iter_errors", looked_at.append)
+    schema = {"enum": ["a" * 40 + "!"], "pattern": "^(a+)+$"}
+    tool = EnforcedTool(name="f", schema={"properties": {"a": schema}}, is_strict=is_strict)
+
+    part = demanded_calls(hermes.structure(""), [tool], is_single=True)
+    calls_among_text(hermes.structure(""), [tool], is_single=True)
+
+    assert enforced(part, "tools").to_grammar()
+    assert not looked_at
 
 
 @pytest.mark.parametrize(
@@ -159,8 +180,8 @@ def test_arguments_are_objects_whatever_a_schema_says(schema: dict[str, Any]) ->
         assert isinstance(json.loads(arguments), dict)
 
     strict = EnforcedTool(name="now", schema=schema, is_strict=True)
-    with pytest.raises(BadParameter, match="now: arguments are an object"):
-        demanded_calls(structure, [strict], is_single=True)
+    with pytest.raises(BadRequest, match="now: arguments are an object"):
+        compiled(demanded_calls(structure, [strict], is_single=True))
 
 
 def test_schemas_of_objects_alone_are_enforced_however_they_say_so() -> None:

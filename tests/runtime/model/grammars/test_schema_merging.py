@@ -40,3 +40,33 @@ def test_nothing_is_fetched_of_what_a_schema_refers_to(
     }
     with pytest.raises(NotEnforced, match="no value is valid"):
         enforceable(within)
+
+
+class Compared(str):
+    """A text that counts what all of its kind are compared with."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.num_compared += 1
+        return str(self) == other
+
+    __hash__ = str.__hash__
+
+
+def test_named_values_are_not_looked_for_in_a_list_of_themselves() -> None:
+    values = [Compared(f"value {number}") for number in range(100)]
+    schema = {"type": "string", "enum": values}
+    before = Compared.num_compared
+
+    read = [enforceable(schema), enforceable({"allOf": [schema, {"maxLength": 9}]})]
+
+    assert Compared.num_compared - before < 10 * len(values)
+    assert read == [{"enum": values}] * 2
+
+
+def test_a_value_is_both_of_what_is_named() -> None:
+    assert enforceable({"enum": [1, 2], "const": 2}) == {"enum": [2]}
+    assert enforceable({"allOf": [{"enum": [1, 2, 3]}, {"enum": [3, 2]}]}) == {"enum": [2, 3]}
+    with pytest.raises(NotEnforced, match="no value is valid"):
+        enforceable({"enum": [1, 2], "const": 3})
