@@ -151,8 +151,8 @@ def failure_of_validation(
 
 
 def _listed(problems: Mapping[str, str]) -> str:
-    """The first few problems, each behind its place."""
-    return "; ".join(f"{path}: {text}" for path, text in list(problems.items())[:_MAX_NAMED])
+    """Some problems, each behind its place."""
+    return "; ".join(f"{path}: {text}" for path, text in problems.items())
 
 
 def _is_unsupported(error: Mapping[str, Any]) -> bool:
@@ -170,20 +170,28 @@ def _named(error: Mapping[str, Any], fields: Iterable[str]) -> str:
 
 
 def _problems(errors: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The problems, by place. A union brings an error for each type that a value might have."""
+    """The first few problems, by place. A union brings an error for each type of a value."""
     by_path: dict[str, list[Mapping[str, Any]]] = {}
     for each in errors:
         by_path.setdefault(_path(each), []).append(each)
 
-    problems = {}
+    around = {place for path in by_path for place in _places_around(path)}
+    problems: dict[str, str] = {}
     for path, own in by_path.items():
+        if len(problems) == _MAX_NAMED:
+            break
         # Of a type that the value does have, something else is wrong, here or within it.
         others = [each for each in own if not each["type"].endswith("_type")]
-        is_within = any(other.startswith(f"{path}.") for other in by_path)
-        if others or not is_within:
+        if others or path not in around:
             told = others or own
             problems[path] = _either([_message(each) for each in told]) + _given(told[0])
     return problems
+
+
+def _places_around(path: str) -> Iterator[str]:
+    """`messages` and `messages.0` of `messages.0.content`."""
+    names = path.split(".")
+    return (".".join(names[:number]) for number in range(1, len(names)))
 
 
 def _message(error: Mapping[str, Any]) -> str:

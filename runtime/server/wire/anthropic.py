@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from raydix.runtime.server.wire.base import Items, Nothing, Table, Text, Turns, WireRequest
+from raydix.runtime.api.sampling_values import MAX_STOP_STRINGS
+from raydix.runtime.server.wire.base import Items, Nothing, Table, Text, Turns, WireRequest, Words
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.structured import FlatSchemaFormat
 
@@ -119,7 +120,7 @@ class AnthropicTool(Block):
     eager_input_streaming: bool | None = None
     """Arguments are always told as they come."""
     defer_loading: Literal[False] = False
-    allowed_callers: Items[Literal["direct"]] | None = None
+    allowed_callers: Words[Literal["direct"]] | None = None
     input_examples: Nothing | None = None
 
 
@@ -190,7 +191,7 @@ class MessagesRequest(GenerationFields, PromptFields):
     """A conversation to go on with."""
 
     max_tokens: int
-    stop_sequences: Items[Text] | None = None
+    stop_sequences: Annotated[Items[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
     thread: dict[str, Any] | None = None
     """A conversation that the server would keep: refused by a code that clients know."""
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -64,6 +64,9 @@ def _require_few_turns(turns: Any) -> Any:
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list whose first wrong item is told, and no other: a body has room for millions of them."""
 
+Words = Annotated[Items[T], Field(max_length=16)]
+"""A list of a few words that Raydix knows."""
+
 Turns = Annotated[Items[T], Field(min_length=1), BeforeValidator(_require_few_turns)]
 """The messages of a conversation, counted before they are looked at."""
 

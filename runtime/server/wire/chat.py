@@ -16,6 +16,7 @@ from raydix.runtime.server.wire.base import (
     Turns,
     WireAnswer,
     WireRequest,
+    Words,
 )
 from raydix.runtime.server.wire.generation import GenerationFields, StreamOptions
 from raydix.runtime.server.wire.logprobs import finite, token_name
@@ -71,7 +72,7 @@ class ChatRequest(GenerationFields, TemplateFields):
 
     # Values that ask for nothing are taken, as clients send them.
     store: Literal[False] = False
-    modalities: list[Literal["text"]] | None = None
+    modalities: Words[Literal["text"]] | None = None
     functions: Nothing | None = None
     function_call: Literal["none", "auto"] | None = None
     service_tier: Literal["auto", "default"] | None = None

@@ -12,6 +12,7 @@ from raydix.runtime.server.wire.base import (
     Turns,
     WireAnswer,
     WireRequest,
+    Words,
 )
 from raydix.runtime.server.wire.chat import ReasoningEffort, TemplateFields
 from raydix.runtime.server.wire.generation import GenerationFields
@@ -61,7 +62,7 @@ class ResponsesRequest(GenerationFields):
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     text: TextOptions | None = None
-    include: Items[Literal["reasoning.encrypted_content"]] | None = None
+    include: Words[Literal["reasoning.encrypted_content"]] | None = None
     """What was reasoned comes back in the clear."""
     service_tier: Literal["auto", "default"] | None = None
 

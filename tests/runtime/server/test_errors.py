@@ -1,6 +1,7 @@
 """What a client is told when something is wrong."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -281,6 +282,26 @@ def test_a_message_that_quotes_no_unicode_can_be_told() -> None:
     body = failure_of_validation(errors, ()).body("")
     assert json.loads(body)["error"]["message"] == "Not supported: 'body'. Leave out what is named."
     assert failure_of(BadRequest("It says \ud800.")).body("").isascii()
+
+
+def num_steps(errors: list[dict[str, Any]]) -> int:
+    """The calls that it takes to tell of some errors."""
+    steps: list[str] = []
+    sys.setprofile(lambda _, event, __: steps.append(event))
+    try:
+        failure_of_validation(errors, ())
+    finally:
+        sys.setprofile(None)
+    return len(steps)
+
+
+@pytest.mark.parametrize("kind", ["literal_error", "string_type"])
+def test_many_errors_take_as_much_longer_as_they_are_more(kind: str) -> None:
+    def errors(number: int) -> list[dict[str, Any]]:
+        each = {"type": kind, "msg": "Input should be 'a'", "input": 5}
+        return [{**each, "loc": ("kinds", index, "str")} for index in range(number)]
+
+    assert num_steps(errors(1600)) < 5 * num_steps(errors(400))
 
 
 def test_what_is_wrong_is_told_in_words_of_its_kind() -> None:

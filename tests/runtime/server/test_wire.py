@@ -3,12 +3,13 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from raydix.errors import BadParameter, BadRequest
 from raydix.runtime.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from raydix.runtime.server.errors import failure_of, failure_of_validation
 from raydix.runtime.server.response_writer import ResponseWriter
+from raydix.runtime.server.wire.anthropic import MessagesRequest
 from raydix.runtime.server.wire.chat import (
     ChatRequest,
     chat_logprobs,
@@ -27,6 +28,8 @@ from raydix.runtime.server.wire.generation import (
 from raydix.runtime.server.wire.messages import template_messages
 from raydix.runtime.server.wire.responses import ResponsesRequest, turns_of_request
 from raydix.runtime.server.wire.usage import UsageMeter
+
+TURN = {"role": "user", "content": "a"}
 
 
 def chat(**fields: object) -> ChatRequest:
@@ -188,6 +191,24 @@ def test_of_many_wrong_turns_the_first_is_told() -> None:
     with pytest.raises(ValidationError) as raised:
         ResponsesRequest.model_validate({"input": [{}] * 3000})
     assert raised.value.error_count() < 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "wrong"),
+    [
+        (ChatRequest, {"messages": [TURN]}, {"modalities": ["x"] * 3000}),
+        (ChatRequest, {"messages": [TURN]}, {"modalities": ["text"] * 17}),
+        (ResponsesRequest, {"input": "a"}, {"include": ["reasoning.encrypted_content"] * 17}),
+        (MessagesRequest, {"messages": [TURN], "max_tokens": 1}, {"stop_sequences": ["a"] * 65}),
+    ],
+)
+def test_lists_of_words_are_short(
+    kind: type[BaseModel], fields: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    kind.model_validate(fields)
+    with pytest.raises(ValidationError) as raised:
+        kind.model_validate(fields | wrong)
+    assert raised.value.error_count() == 1
 
 
 def test_choices_are_bounded() -> None:
