@@ -36,9 +36,9 @@ def whole(value: Any, name: str) -> Any:
 def check_lengths(own: Mapping[str, Any], place: str) -> None:
     """Raise NotEnforced if no list has as many items as that."""
     least, most = own.get("minItems", 0), own.get("maxItems")
-    for name, count in (("minItems", least), ("maxItems", most)):
-        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
-        if count is not None and not is_count:
+    for name in ("minItems", "maxItems"):
+        count = own.get(name, 0)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise refuse(f"{place}/{name}", f"{count!r:.40} is no whole number from 0")
     if most is not None and most < least:
         raise refuse(f"{place}/maxItems", "no list is as long as that")

@@ -32,6 +32,10 @@ _KEPT_MOST: Mapping[str, Callable[[Any, Any], Any]] = {
     "minProperties": max,
     "maxProperties": min,
 }
+_OF_VALUES = (RecursionError, ArithmeticError, ValueError, TypeError, AttributeError)
+"""Errors of checking values: of what is nested too deep, of numbers that are too large, and of what
+a schema refers to if that is none, which nothing has checked.
+"""
 Flat = dict[str, Any]
 
 
@@ -133,7 +137,7 @@ class Merger:
             return [each for each in values if all(one.is_valid(each) for one in checkers)]
         except Unresolvable as error:
             raise refuse(place, f"{error.ref!r:.80} is not followed; expected '#/...'") from error
-        except (jsonschema.SchemaError, re.error, RecursionError) as error:
+        except (jsonschema.SchemaError, re.error, *_OF_VALUES) as error:
             raise refuse(place, f"values cannot be checked ({type(error).__name__})") from error
 
     def target(self, pointer: Any, place: str) -> Any:
@@ -182,12 +186,23 @@ class Merger:
         # What comes of each is an object, which the other one's constant refuses.
         if not makes_objects(one) or not makes_objects(other):
             return False
-        for name in {*one.get("required", ())} & {*other.get("required", ())}:
-            a = constants(self._resolved(one.get("properties", {}).get(name)))
-            b = constants(self._resolved(other.get("properties", {}).get(name)))
+        for name in _required(one) & _required(other):
+            a = constants(self._resolved(_property(one, name)))
+            b = constants(self._resolved(_property(other, name)))
             if a is not None and b is not None and not any(is_same(x, y) for x in a for y in b):
                 return True
         return False
+
+
+def _required(schema: Flat) -> set[str]:
+    """The properties that have to be there; what is none has a place where that is told."""
+    given = schema.get("required")
+    return {each for each in given if isinstance(each, str)} if isinstance(given, list) else set()
+
+
+def _property(schema: Flat, name: str) -> Any:
+    properties = schema.get("properties")
+    return properties.get(name) if isinstance(properties, dict) else None
 
 
 def _without_values(schema: Flat) -> Flat:

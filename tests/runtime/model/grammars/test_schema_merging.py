@@ -42,6 +42,31 @@ def test_nothing_is_fetched_of_what_a_schema_refers_to(
         enforceable(within)
 
 
+WRONG = {"minimum": ["x"]}
+CALL = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"oneOf": [{"required": False}, {"required": []}]}, "not told apart"),
+        ({"oneOf": [{"required": [[]]}, CALL]}, "not told apart"),
+        ({"oneOf": [{**CALL, "properties": []}, CALL]}, "not told apart"),
+        ({"type": "array", "minItems": None}, "None is no whole number from 0 at /minItems"),
+        ({"contains": {}, "maxItems": None}, "None is no whole number from 0 at /maxItems"),
+        ({"const": 1, "multipleOf": float("nan")}, r"cannot be checked \(ValueError\)"),
+        ({"const": 10**400, "multipleOf": 0.5}, r"cannot be checked \(OverflowError\)"),
+        (
+            {"enum": [{"a": 1}], "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": WRONG}},
+            r"cannot be checked \(TypeError\)",
+        ),
+    ],
+)
+def test_what_is_no_schema_is_refused_by_name(schema: Any, told: str) -> None:
+    with pytest.raises(NotEnforced, match=told):
+        enforceable(schema)
+
+
 class Compared(str):
     """A text that counts what all of its kind are compared with."""
 
