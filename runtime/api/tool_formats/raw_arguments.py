@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from raydix.runtime.api.tool_formats.argument_schema import ArgumentSchema
 from raydix.runtime.api.tool_formats.events import Arguments, Content, Reading
 from raydix.runtime.api.tool_formats.incoming import Incoming
 
@@ -18,8 +19,7 @@ class RawArguments:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         """`schema`: of the tool's arguments."""
-        properties = schema.get("properties")
-        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._schema = schema
         self._num_told = 0
 
     def member(self, text: Incoming, name: str, *ends: str) -> Reading[bool]:
@@ -31,17 +31,16 @@ class RawArguments:
             f"{', ' if self._num_told else '{'}{json.dumps(name, ensure_ascii=False)}: "
         )
         self._num_told += 1
-        given = self._properties.get(name)
-        schema: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-        is_string = schema.get("type") == "string"
-        if is_string and not _BOUND & schema.keys():
+        schema = ArgumentSchema(self._schema, name)
+        own = schema.own()
+        if own.get("type") == "string" and not _BOUND & own.keys():
             if not (yield from _told_string(text, ends)):
                 return False
         else:
             written = yield from text.until(*ends)
             if written is None:
                 return False
-            yield Arguments(_string_of(written) if is_string else _json_of(written))
+            yield Arguments(_json_of(written, schema))
         for each in ends:
             if (yield from text.takes(each)):
                 break
@@ -71,13 +70,20 @@ def _told_string(text: Incoming, ends: tuple[str, ...]) -> Reading[bool]:
     return True
 
 
-def _json_of(written: str) -> str:
-    """The JSON that a value is, or else the string."""
+def _json_of(written: str, schema: ArgumentSchema) -> str:
+    """The JSON that a value is, or else the string.
+
+    Where a string may come it stands raw, so that JSON is one, too, unless the schema takes that.
+    """
     try:
-        from_json(written, allow_inf_nan=False)
+        value = from_json(written, allow_inf_nan=False)
     except ValueError:
         return _string_of(written)
-    return written.strip()
+    if not schema.takes_strings() or schema.says_nothing():
+        return written.strip()
+    # Quotes are of the string, unless it is one of some values without them.
+    is_quoted = isinstance(value, str) and schema.takes(written.strip())
+    return _string_of(written) if is_quoted or not schema.takes(value) else written.strip()
 
 
 def _string_of(written: str) -> str:
