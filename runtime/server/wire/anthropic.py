@@ -5,7 +5,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from raydix.runtime.api.sampling_values import MAX_STOP_STRINGS
-from raydix.runtime.server.wire.base import Items, Nothing, Table, Text, Turns, WireRequest, Words
+from raydix.runtime.server.wire.base import (
+    Items,
+    Nothing,
+    Parts,
+    Table,
+    Text,
+    Tools,
+    Turns,
+    WireRequest,
+    Words,
+)
 from raydix.runtime.server.wire.generation import GenerationFields
 from raydix.runtime.server.wire.structured import FlatSchemaFormat
 
@@ -154,8 +164,8 @@ class PromptFields(WireRequest):
     """What makes a prompt: the same for an answer and for its count of tokens."""
 
     messages: Turns[AnthropicMessage]
-    system: Text | Items[TextBlock] | None = None
-    tools: Items[AnthropicTool] | None = None
+    system: Text | Parts[TextBlock] | None = None
+    tools: Tools[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -20,6 +20,10 @@ MAX_FIELDS = 1024
 """The most fields of one JSON object. Each that is wrong costs an error of its own."""
 MAX_TURNS = 16 << 10
 """Messages of a conversation, and parts of all of them: all streams wait while they are checked."""
+MAX_TOOLS = 1024
+"""The most tools of a request."""
+_PARTS = ("content", "tool_calls", "output", "summary")
+"""The lists that a message may have; what is in its content may have one of its own."""
 
 
 def is_none(value: object) -> bool:
@@ -50,11 +54,17 @@ def _require_few_fields(values: Any) -> Any:
     return values
 
 
+def _list_in(values: Any, name: str) -> list[Any]:
+    """The list of this name, if there is one."""
+    given = values.get(name) if isinstance(values, dict) else None
+    return given if isinstance(given, list) else []
+
+
 def _require_few_turns(turns: Any) -> Any:
     if not isinstance(turns, list):
         return turns
-    contents = (turn.get("content") for turn in turns if isinstance(turn, dict))
-    num_parts = sum(len(content) for content in contents if isinstance(content, list))
+    parts = [part for turn in turns for name in _PARTS for part in _list_in(turn, name)]
+    num_parts = len(parts) + sum(len(_list_in(part, "content")) for part in parts)
     for number, what in ((len(turns), "messages"), (num_parts, "parts")):
         if number > MAX_TURNS:
             raise ValueError(f"It has {number} {what}; expected at most {MAX_TURNS}.")
@@ -66,6 +76,12 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 
 Words = Annotated[Items[T], Field(max_length=16)]
 """A list of a few words that Raydix knows."""
+
+Parts = Annotated[Items[T], Field(max_length=MAX_TURNS)]
+"""A list of what a conversation is made of."""
+
+Tools = Annotated[Items[T], Field(max_length=MAX_TOOLS)]
+"""A list of tools, or of what names them."""
 
 Turns = Annotated[Items[T], Field(min_length=1), BeforeValidator(_require_few_turns)]
 """The messages of a conversation, counted before they are looked at."""

@@ -8,11 +8,11 @@ from raydix.errors import BadParameter
 from raydix.runtime.api.outputs import CompletionOutput, Logprob
 from raydix.runtime.api.sampling_values import MAX_SAMPLES
 from raydix.runtime.server.wire.base import (
-    Items,
     Nothing,
     OrAbsent,
     Table,
     Text,
+    Tools,
     Turns,
     WireAnswer,
     WireRequest,
@@ -41,7 +41,7 @@ _NOT_FOR_TEMPLATES = frozenset(
 class TemplateFields(WireRequest):
     """What the chat template is told beside the messages, wherever a prompt is made of them."""
 
-    tools: Items[Tool] | None = None
+    tools: Tools[Tool] | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: Table[Text, TemplateValue] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None

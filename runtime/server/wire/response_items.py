@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from raydix.runtime.server.wire.base import Items, Nothing, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import Items, Nothing, Text, Tools, WireAnswer, WireRequest
 from raydix.runtime.server.wire.messages import TextPart
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -174,4 +174,4 @@ class AllowedTools(WireRequest):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Items[NamedTool]
+    tools: Tools[NamedTool]

@@ -5,10 +5,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from raydix.runtime.server.wire.base import (
-    Items,
     NamedEvent,
     OrAbsent,
     Text,
+    Tools,
     Turns,
     WireAnswer,
     WireRequest,
@@ -52,7 +52,7 @@ class ResponsesRequest(GenerationFields):
     instructions: Text | None = None
     max_output_tokens: int | None = None
     reasoning: ReasoningOptions | None = None
-    tools: Items[ResponseTool] | None = None
+    tools: Tools[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool = True
     """Whether more calls than the first are answered."""

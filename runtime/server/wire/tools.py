@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from raydix.errors import BadParameter
-from raydix.runtime.server.wire.base import Items, OrAbsent, Table, Text, WireAnswer, WireRequest
+from raydix.runtime.server.wire.base import (
+    MAX_TOOLS,
+    Items,
+    OrAbsent,
+    Table,
+    Text,
+    WireAnswer,
+    WireRequest,
+)
 
 
 class ToolMode(Enum):
@@ -105,12 +113,12 @@ def chosen_tools(
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as told, "tools": list(allowed)},
-        }:
+        } if len(allowed) <= MAX_TOOLS:
             mode, names = ToolMode(told), frozenset(map(_name_of_allowed, allowed))
         case _:
             problem = (
                 f"is {choice!r:.80}; expected 'none', 'auto', 'required', or an object of the type "
-                "'function' or 'allowed_tools' that names some of the tools."
+                f"'function' or 'allowed_tools' that names some of the tools, at most {MAX_TOOLS}."
             )
             raise BadParameter("tool_choice", problem)
     if not names or not names <= given:
