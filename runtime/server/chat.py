@@ -65,22 +65,24 @@ class _Answer:
     async def whole(self) -> ChatCompletion:
         """All choices, once they are finished."""
         meter = UsageMeter(self.generation.num_samples)
-        choices = {}
-        prompt_logprobs = None
+        outputs = {}
         async for index, output in choices_of(self.generation):
             meter.add(index, output)
-            choices[index] = self._choice(index, output.outputs[0], meter)
-            if index == 0:
-                prompt_logprobs = await asyncio.to_thread(
-                    told_prompt_logprobs, output.prompt_logprobs
-                )
+            outputs[index] = output
+        # On a thread: there may be many logprobs, and much to read.
+        return await asyncio.to_thread(self._completion, outputs, meter)
 
+    def _completion(self, outputs: dict[int, RequestOutput], meter: UsageMeter) -> ChatCompletion:
+        choices = [
+            self._choice(index, output.outputs[0], meter)
+            for index, output in sorted(outputs.items())
+        ]
         return ChatCompletion(
             id=self.id,
             created=self.created,
             model=self.served.model_name,
-            choices=[choices[index] for index in sorted(choices)],
-            prompt_logprobs=prompt_logprobs,
+            choices=choices,
+            prompt_logprobs=told_prompt_logprobs(outputs[0].prompt_logprobs),
             usage=meter.usage(),
         )
 

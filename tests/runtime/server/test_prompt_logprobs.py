@@ -1,5 +1,6 @@
 """Logprobs of prompts over HTTP are the engine's own, and a prompt can be echoed with them."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import openai
 import pytest
 
 from raydix.runtime.api.outputs import Logprob
+from raydix.runtime.server.wire.chat import chat_logprobs
 from tests.runtime.server.served_engine import MODEL, Server, serving
 
 PROMPT = "A prompt of more than two pages, of which the caches hold everything by now."
@@ -65,6 +67,25 @@ async def test_a_chat_tells_the_logprobs_of_its_prompt(server: Server) -> None:
     assert answer.prompt_logprobs == told_by(expected.prompt_logprobs)
     assert answer.choices[0].message == plain.choices[0].message
     assert not hasattr(plain, "prompt_logprobs")
+
+
+async def test_a_whole_chat_makes_its_logprobs_beside_the_loop(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def told(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return chat_logprobs(*args)
+
+    monkeypatch.setattr("raydix.runtime.server.chat.chat_logprobs", told)
+    answer = await server.client().chat.completions.create(
+        **GREEDY, messages=TURNS, max_tokens=3, n=2, logprobs=True, top_logprobs=2
+    )
+
+    assert [len(each.logprobs.content) for each in answer.choices] == [3, 3]
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
