@@ -18,6 +18,11 @@ from raydix.runtime.api.tool_formats.events import (
 )
 from raydix.runtime.api.tool_formats.incoming import BLANKS, Incoming
 
+_READ_CHARS = 4 << 10
+"""The most text that comes at once: what comes is searched to its end for each mark, again behind
+each that was found.
+"""
+
 
 class AnswerParser:
     """Owns: how far one answer was read.
@@ -42,10 +47,12 @@ class AnswerParser:
     def push(self, text: str) -> list[Event]:
         """Take the next piece; returns what is certain by now."""
         self._edges = []
-        self._text.add(text)
-        events = list(_joined(self._told()))
+        events: list[Event] = []
+        for start in range(0, max(1, len(text)), _READ_CHARS):
+            self._text.add(text[start : start + _READ_CHARS])
+            events += self._told()
         self._num_come += len(text)
-        return events
+        return list(_joined(events))
 
     @property
     def edges(self) -> list[int]:

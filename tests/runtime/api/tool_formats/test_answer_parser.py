@@ -15,6 +15,7 @@ from raydix.runtime.api.tool_formats.events import (
     CallEnded,
     Event,
 )
+from raydix.runtime.api.tool_formats.incoming import Incoming
 from raydix.runtime.api.tool_formats.json_calls import is_object
 from raydix.runtime.api.tool_formats.table import TOOL_FORMATS, tool_format_of
 from raydix.runtime.api.tool_formats.tool_format import ToolFormat
@@ -59,6 +60,27 @@ def test_any_text_says_the_same_in_any_pieces(tool_format: ToolFormat, data: st.
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
     assert parsed(tool_format, pieces) == parsed(tool_format, [text])
+
+
+@pytest.mark.parametrize(("name", "text", "events"), SAMPLES)
+def test_a_long_answer_is_read_in_short_pieces(
+    name: ToolFormatName, text: str, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    come: list[int] = []
+    add = Incoming.add
+
+    def count(incoming: Incoming, piece: str) -> None:
+        add(incoming, piece)
+        come.append(len(incoming.rest))
+
+    monkeypatch.setattr(Incoming, "add", count)
+    long = "".join(f"{text} \n{'x' * (4090 + number)}" for number in range(12))
+
+    whole = parsed(BY_NAME[name], [long])
+
+    assert max(come) < 2 * 4096
+    pieces = [long[place : place + 37] for place in range(0, len(long), 37)]
+    assert parsed(BY_NAME[name], pieces) == whole
 
 
 def test_arguments_are_told_as_they_come() -> None:
