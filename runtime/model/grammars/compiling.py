@@ -232,7 +232,7 @@ def _arguments(part: Mapping[str, Any]) -> Any:
         schema = enforceable_arguments(part.get("json_schema"))
     except NotEnforced as error:
         if part.get("is_strict"):
-            raise BadRequest(f"cannot be enforced: {part.get('tool')}: {error}") from error
+            raise BadRequest(f"cannot be enforced: {part.get('tool')!s:.80}: {error}") from error
         # Nobody has asked for more than a call that is well formed.
         schema = enforceable({"type": "object"})
     style = part.get("style", "json")

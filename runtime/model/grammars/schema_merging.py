@@ -158,6 +158,8 @@ class Merger:
     def check_disjoint(self, schemas: Sequence[Any], place: str) -> None:
         """Raise NotEnforced if a value may be valid under two of some schemas."""
         branches = [self._resolved(each) for each in schemas if each is not False]
+        if _name_other_values(branches):
+            return
         if not all(
             isinstance(one, dict) and isinstance(other, dict) and self._are_apart(one, other)
             for index, one in enumerate(branches)
@@ -192,6 +194,22 @@ class Merger:
             if a is not None and b is not None and not any(is_same(x, y) for x in a for y in b):
                 return True
         return False
+
+
+def _name_other_values(schemas: Sequence[Any]) -> bool:
+    """Whether all of some schemas name values, and no two the same. False also for lists and
+    objects among these, which are compared one by one.
+    """
+    seen: set[Any] = set()
+    for schema in schemas:
+        values = constants(schema)
+        if values is None or any(isinstance(each, list | dict) for each in values):
+            return False
+        own = {(isinstance(each, bool), each) for each in values}
+        if seen & own:
+            return False
+        seen |= own
+    return True
 
 
 def _required(schema: Flat) -> set[str]:

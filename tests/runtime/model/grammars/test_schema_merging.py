@@ -90,6 +90,33 @@ def test_named_values_are_not_looked_for_in_a_list_of_themselves() -> None:
     assert read == [{"enum": values}] * 2
 
 
+def test_many_named_values_are_told_apart_without_comparing_each_with_each() -> None:
+    values = [Compared(f"value {number}") for number in range(100)]
+    before = Compared.num_compared
+
+    enforceable({"oneOf": [{"const": each} for each in values]})
+
+    assert Compared.num_compared - before < 10 * len(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "is_apart"),
+    [
+        ([1, True, "1", None, 2.5], True),
+        ([1, 1.0], False),
+        ([0, False, [0], [1]], True),
+        ([{"a": 1}, {"a": 1}], False),
+    ],
+)
+def test_named_values_are_told_apart_as_json_does(values: list[Any], is_apart: bool) -> None:
+    schema = {"oneOf": [{"const": each} for each in values]}
+    if is_apart:
+        assert enforceable(schema)
+    else:
+        with pytest.raises(NotEnforced, match="not told apart"):
+            enforceable(schema)
+
+
 def test_a_value_is_both_of_what_is_named() -> None:
     assert enforceable({"enum": [1, 2], "const": 2}) == {"enum": [2]}
     assert enforceable({"allOf": [{"enum": [1, 2, 3]}, {"enum": [3, 2]}]}) == {"enum": [2, 3]}
