@@ -99,9 +99,10 @@ class Report:
 
 def named_gpu(name: str) -> GpuKind:
     """The kind of GPU of that name. Raises ConfigError if there is none."""
-    if name not in GPUS:
+    kinds = {each.casefold(): kind for each, kind in GPUS.items()}
+    if name.casefold() not in kinds:
         raise ConfigError(f"--gpu is {name!r}; expected one of {', '.join(GPUS)}.")
-    return GPUS[name]
+    return kinds[name.casefold()]
 
 
 def print_report(

@@ -82,6 +82,9 @@ Partial = Annotated[
 Prices = Annotated[str | None, typer.Option(help="What a GiB of L1, L2 and L3 costs: 60,6,0.2.")]
 
 
+_L3 = "0,unbounded"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tiers:
     """How bytes become blocks, and the L1 that a GPU leaves; None: no GPU is named."""
@@ -99,7 +102,7 @@ def plan(
     token_bytes: TokenBytesOption = None,
     l1: Annotated[str | None, typer.Option(help=_SIZES)] = None,
     l2: Annotated[str | None, typer.Option(help=_SIZES)] = None,
-    l3: L3 = "0,unbounded",
+    l3: L3 = _L3,
     eviction: Eviction = EvictionPolicy.LRU,
     block_tokens: BlockTokens = None,
     count_after: CountAfter = 0.0,
@@ -120,7 +123,18 @@ def plan(
     times, by the timed depth of `raydix simulate`.
     """
     if slo:
-        _require_no_plan(png, token_bytes)
+        quick = {
+            "--png": png is not None,
+            "--token-bytes": token_bytes is not None,
+            "--l1": l1 is not None,
+            "--l2": l2 is not None,
+            "--l3": l3 != _L3,
+            "--eviction": eviction is not EvictionPolicy.LRU,
+            "--count-after": count_after != 0.0,
+            "--partial-blocks": partial_blocks,
+            "--euro-per-gib": euro_per_gib is not None,
+        }
+        _require_no_plan([name for name, is_given in quick.items() if is_given])
         tokens = block_tokens_of(trace, block_tokens)
         fleets = SloQuestion(
             texts=slo, profile=profile, gpus_per_node=gpus_per_node, max_nodes=max_nodes, seed=seed
@@ -150,11 +164,12 @@ def plan(
         _draw(png, found, choice, eviction, title)
 
 
-def _require_no_plan(png: Path | None, token_bytes: str | None) -> None:
-    if png is not None or token_bytes is not None:
+def _require_no_plan(given: list[str]) -> None:
+    """Raise ConfigError for options of sizes that are compared."""
+    if given:
         raise ConfigError(
-            "--slo simulates engines of a --model, and draws nothing. Leave out --png and "
-            "--token-bytes."
+            "--slo simulates engines of a --model as they are configured, and draws nothing. Leave "
+            f"out {', '.join(given)}; tiers and policies are set by --set cache...."
         )
 
 

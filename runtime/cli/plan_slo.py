@@ -14,6 +14,7 @@ from raydix.errors import ConfigError
 from raydix.runtime.cli.options import sections_of
 from raydix.runtime.cli.output import standard_output
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.messages.client import FailureKind
 
 if TYPE_CHECKING:
     from raydix.runtime.foresight.plan.fleet import Fleet, Target, Trial
@@ -37,6 +38,9 @@ ProfilePath = Annotated[
 GpusPerNode = Annotated[int, typer.Option(min=1, help="--slo: the GPUs of a node.")]
 MaxNodes = Annotated[int, typer.Option(min=1, help="--slo: the most nodes that are tried.")]
 Seed = Annotated[int, typer.Option(help="--slo: of all that is drawn.")]
+
+
+_TOO_LONG = FailureKind.PROMPT_TOO_LONG.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,12 @@ def answer_slo(
         for trial in search(simulate, targets, max_nodes=question.max_nodes, **ladder):
             trials.append(trial)
             console.print(_size(trial.fleet), "is" if trial.is_enough else "is not", "enough")
+            if num_long := trial.outcome.failures.get(_TOO_LONG, 0):
+                raise ConfigError(
+                    f"{num_long:,} of {trial.outcome.num_requests:,} prompts are too long for the "
+                    "engines of --model, however many there are. Raise model.max_model_len or "
+                    "cache.l1.num_pages, or leave these requests out of the trace."
+                )
         if as_json:
             print(json.dumps(_figures(question, times, targets, trials)), file=stdout)
         else:

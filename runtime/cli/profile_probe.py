@@ -84,7 +84,8 @@ class Probe:
 
     def __init__(self, engine: MeasuredEngine, vocab_size: int) -> None:
         self._engine, self._vocab_size = engine, vocab_size
-        self._draw = random.Random(0)
+        # Other ones each time: the engine, or its L3, may have those of an earlier profile.
+        self._draw = random.Random()
         self.num_tokens = 0
         """The prompts' tokens that were sent so far."""
 

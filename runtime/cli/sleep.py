@@ -79,9 +79,16 @@ async def _wake(name: str) -> str:
 async def _call(name: str, method: str, *arguments: Any) -> Any:
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
+    from raydix.runtime.actors.service.running import running_services
 
     record = find_record(name)
     if record is None:
         known = ", ".join(running_names()) or "none"
         raise EngineDead(f"{name} is no engine of this host. There are: {known}.")
+    if (service := (await running_services()).get(name)) is not None:
+        engines = ", ".join(each["name"] for each in service["engines"]) or "none"
+        raise BadRequest(
+            f"{name} is a service; expected one of its engines ({engines}). AsyncService.sleep() "
+            "and wake() are for all of them."
+        )
     return await call_supervisor(name, record, method, *arguments)
