@@ -16,7 +16,8 @@ _BLOCK_CHOICES = 1024
 def route_experts(ids_TK: Tensor, table_ER: Tensor, counts_E: Tensor, demand_E: Tensor) -> Tensor:
     """Return the physical experts, int32 [T, K], and add each logical one's rows to `demand_E`.
 
-    Row t takes entry t modulo `counts_E` of its expert's route. -1 stays -1 and is not counted.
+    Row t takes entry t modulo `counts_E` of its expert's route. What names no expert, as -1 does,
+    becomes -1 and is not counted.
     `ids_TK`: int32 or int64, contiguous; the others int32, contiguous. Reads tables when it runs,
     so a captured launch takes what was put there last. Raises ValueError if a shape, dtype or
     stride differs.
@@ -81,7 +82,7 @@ def _route(
     choice = tl.program_id(0) * BLOCK_CHOICES + tl.arange(0, BLOCK_CHOICES)
     is_choice = choice < num_choices
     expert = tl.load(ids_ptr + choice, mask=is_choice, other=-1).to(tl.int32)
-    is_sent = expert >= 0
+    is_sent = (expert >= 0) & (expert < EXPERTS)
 
     count = tl.load(counts_ptr + expert, mask=is_sent, other=1)
     entry = expert * ENTRIES + (choice // CHOICES) % count

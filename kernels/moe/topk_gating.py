@@ -20,8 +20,9 @@ def topk_gating(
     """Return (weights_TK float32, expert_ids_TK int32), most likely first.
 
     Of equals the lower id comes first. bf16 or float32 logits, contiguous in E; the softmax is in
-    float32. Weights are divided by their sum if `renormalise`. Raises ValueError if a shape, dtype
-    or stride differs.
+    float32. Weights are divided by their sum if `renormalise`. A token's experts differ whatever
+    its logits are; weights of a row of NaN are NaN. Raises ValueError if a shape, dtype or stride
+    differs.
     """
     if router_logits_TE.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(
@@ -87,14 +88,19 @@ def _choose_experts(
     # Rows past the last token are all -inf; their maximum is taken as 0, so that nothing is NaN.
     maximum = tl.where(is_token, tl.max(logits, 1), 0.0)
     total = tl.sum(tl.exp(logits - maximum[:, None]), 1)
-    left = tl.where((expert < EXPERTS)[None, :], logits, float("-inf"))
+
+    # NaN equals nothing, not even the largest: it counts as least, so that an expert is found.
+    score = tl.where(logits == logits, logits, float("-inf"))
+    is_left = tl.broadcast_to((expert < EXPERTS)[None, :], [BLOCK_TOKENS, BLOCK_EXPERTS])
+
     choice = tl.arange(0, BLOCK_CHOICES)
     chosen_ids = tl.zeros([BLOCK_TOKENS, BLOCK_CHOICES], tl.int32)
     chosen_weights = tl.zeros([BLOCK_TOKENS, BLOCK_CHOICES], tl.float32)
     for k in tl.static_range(CHOICES):
-        largest = tl.max(left, 1)
-        largest_id = tl.min(tl.where(left == largest[:, None], expert[None, :], BLOCK_EXPERTS), 1)
-        left = tl.where(expert[None, :] == largest_id[:, None], float("-inf"), left)
+        largest = tl.max(tl.where(is_left, score, float("-inf")), 1)
+        is_largest = is_left & (score == largest[:, None])
+        largest_id = tl.min(tl.where(is_largest, expert[None, :], BLOCK_EXPERTS), 1)
+        is_left = is_left & (expert[None, :] != largest_id[:, None])
         chosen_ids = tl.where((choice == k)[None, :], largest_id[:, None], chosen_ids)
         weight = tl.exp(largest - maximum)
         chosen_weights = tl.where((choice == k)[None, :], weight[:, None], chosen_weights)

@@ -20,7 +20,7 @@ def test_routes_and_loads_match_the_twin(
 ) -> None:
     torch.manual_seed(0)
     num_tokens, choices, num_experts, num_entries = shape
-    ids_TK = torch.randint(-1, num_experts, (num_tokens, choices), dtype=dtype).to(device)
+    ids_TK = torch.randint(-1, num_experts + 2, (num_tokens, choices), dtype=dtype).to(device)
     table_ER, counts_E = _tables(num_experts, num_entries, device)
     demand_E = torch.arange(num_experts, dtype=torch.int32, device=device)
     expected_loads_E = demand_E.clone()

@@ -36,6 +36,33 @@ def test_lower_ids_come_first_among_equals(device: torch.device) -> None:
     torch.testing.assert_close(weights.sum(), torch.tensor(1.0, device=device))
 
 
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("num_experts", [128, 60, 256])
+def test_a_row_of_nan_has_experts_that_exist_and_no_weight(
+    device: torch.device, num_experts: int, renormalise: bool
+) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, num_experts, device=device)
+    alone, _ = topk_gating(logits, 8, renormalise=renormalise)
+    logits[1] = float("nan")
+
+    weights, expert_ids = topk_gating(logits, 8, renormalise=renormalise)
+
+    assert expert_ids[1].tolist() == list(range(8))
+    assert weights[1].isnan().all()
+    assert torch.equal(weights[::2], alone[::2])
+
+
+def test_experts_of_a_row_that_is_partly_infinite_differ(device: torch.device) -> None:
+    logits = torch.full((2, 6), float("-inf"), device=device)
+    logits[:, 4] = 1.0
+    logits[1, 2] = float("nan")
+
+    _, expert_ids = topk_gating(logits, 4, renormalise=True)
+
+    assert expert_ids.tolist() == [[4, 0, 1, 2]] * 2
+
+
 @pytest.mark.parametrize(
     ("logits", "choices"),
     [
