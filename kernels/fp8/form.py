@@ -29,6 +29,11 @@ ROW_ALIGNMENT = 16
 """The size in bytes of which packed rows are multiples, so that a thread copies as much at once."""
 
 
+def input_group(block: Block) -> int:
+    """The inputs of a token that are rounded by one scale: those of a block, if it has some."""
+    return block[1] or BLOCK
+
+
 def scale_bytes(size: int) -> int:
     """The bytes before the numbers of a packed row of `size`: a float32 for each block of them."""
     return 4 * -(-size // BLOCK)

@@ -1,25 +1,19 @@
 """What a product takes as its weight, and who makes it for the parts of a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from raydix.kernels.int4 import form as int4
 from raydix.kernels.int4.form import Int4Groups
 from raydix.kernels.weights.int4_weight import Int4Weight, empty_int4_weight
-from raydix.kernels.weights.kept_form import KeptForm
+from raydix.kernels.weights.kept_form import KeptForm, form_of_columns, form_of_rows
 from raydix.kernels.weights.rank_share import RankShare
-from raydix.kernels.weights.scaled_weight import ScaledWeight, empty_scaled_weight, input_group
+from raydix.kernels.weights.scaled_weight import ScaledWeight, empty_scaled_weight
 from raydix.kernels.weights.weight import Weight, empty_weight
 
 LinearWeight = Weight | ScaledWeight | Int4Weight
 """Plain floats, float8 in blocks, or four bits in groups: operations match which."""
-_ALIGNMENT = 16
-"""The number of inputs of which what stays as it is stored has a multiple: kernels copy rows of
-float8, and four bits lie in blocks of as many.
-"""
-assert _ALIGNMENT % int4.BLOCK == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +56,10 @@ class WeightMaker:
 
         num_outputs: of this rank, by name, in their order. num_seats: of a bank; None: it is none.
         """
-        sizes = tuple(num_outputs.values())
-        form = self._common_form(tuple(num_outputs))
-        if isinstance(form, tuple):
-            # The last block of a whole matrix may be short, that of a part not.
-            divided = sizes if share.size > 1 else sizes[:-1]
-            if any(size % form[0] for size in divided):
-                form = None
-        return self._make(sum(sizes), num_inputs, form, bias=bias, num_seats=num_seats)
+        form = form_of_rows(self.forms, num_outputs, num_inputs, share)
+        return self._make(
+            sum(num_outputs.values()), num_inputs, form, bias=bias, num_seats=num_seats
+        )
 
     def columns(
         self,
@@ -82,9 +72,7 @@ class WeightMaker:
         num_seats: int | None = None,
     ) -> LinearWeight:
         """A weight of whose inputs ranks have a share: num_inputs of them this one."""
-        form = self._common_form((name,))
-        if form is not None and share.size > 1 and num_inputs % _shared_inputs(form):
-            form = None
+        form = form_of_columns(self.forms, name, num_inputs, share)
         return self._make(num_outputs, num_inputs, form, bias=bias, num_seats=num_seats)
 
     def of_floats(self) -> "WeightMaker":
@@ -97,10 +85,6 @@ class WeightMaker:
             num_outputs, num_inputs, bias=bias, device=self.device, dtype=self.dtype
         )
 
-    def _common_form(self, names: Sequence[str]) -> KeptForm | None:
-        forms = {self.forms.get(name) for name in names}
-        return forms.pop() if len(forms) == 1 else None
-
     def _make(
         self,
         num_outputs: int,
@@ -110,7 +94,7 @@ class WeightMaker:
         bias: bool,
         num_seats: int | None,
     ) -> LinearWeight:
-        if form is None or num_inputs % _ALIGNMENT:
+        if form is None:
             return empty_weight(
                 num_outputs,
                 num_inputs,
@@ -138,13 +122,6 @@ class WeightMaker:
             dtype=self.dtype,
             num_seats=num_seats,
         )
-
-
-def _shared_inputs(form: KeptForm) -> int:
-    """The inputs between which ranks do not cut."""
-    if isinstance(form, Int4Groups):
-        return form.inputs or int4.BLOCK
-    return input_group(form)
 
 
 def int4_bank(gate_up: LinearWeight, down: LinearWeight) -> tuple[Int4Weight, Int4Weight]:

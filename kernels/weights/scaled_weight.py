@@ -10,18 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from raydix.errors import ConfigError
-from raydix.kernels.fp8.form import BLOCK, Block
+from raydix.kernels.fp8.form import Block, input_group
 from raydix.kernels.weights.rank_share import RankShare
 from raydix.kernels.weights.weight import Weight
 from raydix.kernels.weights.weight_part import WeightPart, cut
 
 SCALE = "weight_scale"
 """What the scales of a weight are called, beside `weight` and `bias`."""
-
-
-def input_group(block: Block) -> int:
-    """The inputs of a token that are rounded by one scale: those of a block, if it has some."""
-    return block[1] or BLOCK
 
 
 class ScaledWeight(nn.Module):

@@ -71,6 +71,7 @@ NATIVE_CASES = [
     (Family.QWEN3_MOE, {"tp": 2, "ep": 2}),
     (Family.DEEPSEEK_V3, {"tp": 1}),
     (Family.DEEPSEEK_V3, {"tp": 2, "ep": 2}),
+    (Family.PHI3, {"tp": 1}),
 ]
 
 

@@ -1,17 +1,20 @@
 """Which weights of a quantised checkpoint stay as they are stored, and are multiplied so."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 from raydix.errors import ConfigError
 from raydix.kernels.fp8.form import KERNEL_BLOCKS
 from raydix.kernels.int4.form import Int4Groups
-from raydix.kernels.weights.kept_form import KeptForm
+from raydix.kernels.weights.kept_form import KeptForm, form_of_rows
+from raydix.kernels.weights.rank_share import RankShare
 from raydix.runtime.config.policies import QuantizationWay
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import stored_names
 from raydix.runtime.model.formats.kept_layout import KeptLayout
 from raydix.runtime.model.formats.layout import ModuleLayouts
+from raydix.runtime.model.spec.products import keepable_products
 from raydix.runtime.model.spec.spec import (
     Int4Part,
     LayerSpec,
@@ -23,19 +26,8 @@ from raydix.runtime.model.spec.spec import (
 _KERNEL_CAPABILITY = (9, 0)
 """The compute capability for which there are kernels."""
 _LAYER = "layers.{}."
-_EXPERT = "{}."
-_MULTIPLIED = frozenset(
-    {
-        *(f"attention.{each}" for each in ("q", "k", "v", "gate", "output")),
-        *(f"attention.{each}" for each in ("q_down", "q_up", "latent")),
-        *(f"attention.delta.{each}" for each in ("q", "k", "v", "gate", "output")),
-        *(f"mlp.{each}" for each in ("gate", "up", "down")),
-        *(f"mlp.experts.{each}" for each in ("gate", "up", "down")),
-        *(f"mlp.shared.{each}" for each in ("gate", "up", "down")),
-    }
-)
-"""What layers multiply by, as the decoder calls it. All else is small, or looked into."""
-
+_EXPERTS, _EACH_EXPERT = ".experts.", ".experts.{}."
+_WEIGHT = ".weight"
 
 MayStay = Callable[[KeptForm], bool]
 """Whether a weight of this form may stay."""
@@ -83,55 +75,77 @@ def _any_with_kernel(form: KeptForm) -> bool:
 def with_scaled_parts(
     spec: ModelSpec, family: FamilyDefinition, layouts: ModuleLayouts, may_stay: MayStay
 ) -> ModelSpec:
-    """The same model, in which layers say what stays as it is stored, of what may."""
-    woven = _woven_weights(family, spec)
-    patterns = {
-        name.removeprefix(_LAYER): stored
-        for name, stored in family.weight_names.items()
-        if name.startswith(_LAYER)
-    }
+    """The same model, in which layers say what stays as it is stored, of what may.
 
-    def scaled(index: int, layer: LayerSpec) -> Iterator[ScaledPart | Int4Part]:
-        for name, stored in sorted(patterns.items()):
-            part = name.replace(_EXPERT, "")
-            if part not in _MULTIPLIED:
-                continue
-            modules = _modules(stored, index, layer)
-            forms = {_kept_form(module, layouts, woven) for module in modules}
-            form = forms.pop() if len(forms) == 1 else None
-            if form is None or not may_stay(form):
-                continue
-            if isinstance(form, Int4Groups):
-                yield Int4Part(name=part, form=form)
-            else:
-                yield ScaledPart(name=part, block=form)
+    What ranks would cut within a block or group does not, though layers say so.
+    """
+    stored = _StoredModules(family, spec, layouts)
+
+    def of_layer(index: int, layer: LayerSpec) -> Iterator[ScaledPart | Int4Part]:
+        for products in keepable_products(layer, spec.hidden_size):
+            names = [name for product in products for name in product.num_outputs]
+            forms = {name: stored.form(name, index, layer) for name in names}
+            found = {
+                name: form for name, form in forms.items() if form is not None and may_stay(form)
+            }
+            kept = [
+                form_of_rows(found, product.num_outputs, product.num_inputs, RankShare())
+                for product in products
+            ]
+            if None not in kept and len(set(map(type, kept))) == 1:
+                yield from (_part(name, found[name]) for name in names)
 
     layers = tuple(
-        replace(layer, scaled=tuple(scaled(index, layer)))
+        replace(layer, scaled=tuple(sorted(of_layer(index, layer), key=attrgetter("name"))))
         for index, layer in enumerate(spec.layers)
     )
     return replace(spec, layers=layers)
 
 
-def _modules(stored: str, index: int, layer: LayerSpec) -> Iterator[str]:
-    """What a checkpoint calls a weight of a layer; of its experts, that of each."""
-    if stored.count("{}") == 1:
-        yield stored.format(index)
+def _part(name: str, form: KeptForm) -> ScaledPart | Int4Part:
+    if isinstance(form, Int4Groups):
+        return Int4Part(name=name, form=form)
+    return ScaledPart(name=name, block=form)
+
+
+class _StoredModules:
+    """The modules in which a checkpoint stores the weights of layers, and their layouts."""
+
+    def __init__(self, family: FamilyDefinition, spec: ModelSpec, layouts: ModuleLayouts) -> None:
+        self._names = family.weight_names
+        self._layouts = layouts
+        fused = family.fused(spec)
+        self._fused_by_part = {
+            part: (name.removesuffix(_WEIGHT), rows)
+            for name, rows in fused.items()
+            for part in rows.parts
+        }
+
+    def form(self, name: str, index: int, layer: LayerSpec) -> KeptForm | None:
+        """The form in which a weight of a layer may stay; of its experts, that of each."""
+        pattern = self._names.get(_LAYER + name.replace(_EXPERTS, _EACH_EXPERT))
+        if pattern is None:
+            return None
+        forms = {self._kept_form(module) for module in _modules(pattern, index, layer)}
+        return forms.pop() if len(forms) == 1 else None
+
+    def _kept_form(self, module: str) -> KeptForm | None:
+        fused = self._fused_by_part.get(module + _WEIGHT)
+        if fused is not None:
+            # The config knows the module that is stored, not the parts of it.
+            module, rows = fused
+            # Rows in turns with those of others lie across its blocks.
+            if rows.num_turns > 1:
+                return None
+        # The config may mean a module by either of its names.
+        found = {self._layouts.layout(name) for name in stored_names(module)}
+        layout = found.pop() if len(found) == 1 else None
+        return layout.kept_form if isinstance(layout, KeptLayout) else None
+
+
+def _modules(pattern: str, index: int, layer: LayerSpec) -> Iterator[str]:
+    """What the family calls a weight of a layer; of its experts, that of each."""
+    if pattern.count("{}") == 1:
+        yield pattern.format(index)
     elif isinstance(layer.mlp, MoeMlpSpec):
-        yield from (stored.format(index, expert) for expert in range(layer.mlp.num_experts))
-
-
-def _kept_form(module: str, layouts: ModuleLayouts, woven: Collection[str]) -> KeptForm | None:
-    """The form in which a module may stay as it is stored; None for all others."""
-    # The config may mean a module by either of its names.
-    found = {layouts.layout(name) for name in stored_names(module)}
-    layout = found.pop() if len(found) == 1 else None
-    if not isinstance(layout, KeptLayout) or f"{module}.weight" in woven:
-        return None
-    return layout.kept_form
-
-
-def _woven_weights(family: FamilyDefinition, spec: ModelSpec) -> frozenset[str]:
-    """Weights whose rows a checkpoint stores in turns with those of others, across its blocks."""
-    fused = family.fused(spec).values()
-    return frozenset(part for rows in fused if rows.num_turns > 1 for part in rows.parts)
+        yield from (pattern.format(index, expert) for expert in range(layer.mlp.num_experts))

@@ -77,8 +77,7 @@ class Attention(nn.Module):
         self._heads = share.heads(spec.num_heads)
         self._kv_heads = share.kv_heads(spec.num_kv_heads)
 
-        rows = {name: size for name, size in zip("qkv", self._row_counts(), strict=True) if size}
-        self.qkv = weights.rows(rows, hidden_size, bias=spec.qkv_bias, share=share)
+        self.qkv = weights.rows(self._row_counts(), hidden_size, bias=spec.qkv_bias, share=share)
         value_size = len(self._heads) * spec.value_dim
         self.output = weights.columns(
             "output", hidden_size, value_size, bias=spec.output_bias, share=share
@@ -130,15 +129,15 @@ class Attention(nn.Module):
     def weights(self) -> dict[str, WeightPart]:
         """Parts of all tensors that a checkpoint has."""
         spec, row_counts = self.spec, self._row_counts()
-        q, k, v = self.qkv.split(row_counts)
+        parts: list[LinearWeight] = [*self.qkv.split(tuple(row_counts.values()))]
+        q, *kv = parts
         whole_length = spec.num_heads * spec.value_dim
         weights = {
             **prefixed("output", self.output.column_parts(self._share, whole_length)),
             **prefixed("q", q.head_parts(self._heads, spec.num_heads)),
         }
-        for name, weight, size in zip("kv", (k, v), row_counts[1:], strict=True):
-            if size:
-                weights |= prefixed(name, weight.head_parts(self._kv_heads, spec.num_kv_heads))
+        for name, weight in zip(list(row_counts)[1:], kv, strict=True):
+            weights |= prefixed(name, weight.head_parts(self._kv_heads, spec.num_kv_heads))
 
         if self.gate is not None:
             weights |= prefixed("gate", self.gate.head_parts(self._heads, spec.num_heads))
@@ -210,9 +209,11 @@ class Attention(nn.Module):
             qkv_TX = self.whole_norm(qkv_TX)
         if self.values is None:
             return qkv_TX
-        query_size, key_size, value_size = self._row_counts()
-        qk_TX, v_TX = qkv_TX.split((query_size + key_size, value_size), dim=1)
-        return self.values.behind(qk_TX, v_TX if value_size else qk_TX[:, query_size:])
+        counts = self._row_counts()
+        if "v" not in counts:
+            return self.values.behind(qkv_TX, qkv_TX[:, counts["q"] :])
+        qk_TX, v_TX = qkv_TX.split((counts["q"] + counts["k"], counts["v"]), dim=1)
+        return self.values.behind(qk_TX, v_TX)
 
     def _rotated_queries(self, queries_TX: Tensor, rope: RopeTables) -> Tensor:
         """Queries of a layer without keys and values of its own, normed and rotated, [T, Q, D]."""
@@ -221,15 +222,15 @@ class Attention(nn.Module):
             queries_TX = self.q_norm(queries_TX.view(-1, head_dim)).view_as(queries_TX)
         return apply_rope(queries_TX.unflatten(1, (-1, head_dim)), *rope.of_tokens())
 
-    def _row_counts(self) -> tuple[int, int, int]:
-        """Rows of the matrices of queries, keys and values, of which the last may not be there."""
+    def _row_counts(self) -> dict[str, int]:
+        """Rows of the matrices of queries, and of keys and values if there are such, in order."""
         spec, num_kv_heads = self.spec, len(self._kv_heads)
-        query_size = len(self._heads) * spec.head_dim
-        if spec.source_layer is not None:
-            return query_size, 0, 0
-        has_matrix = spec.values is None or not spec.values.are_keys
-        value_size = num_kv_heads * spec.value_dim if has_matrix else 0
-        return query_size, num_kv_heads * spec.head_dim, value_size
+        counts = {"q": len(self._heads) * spec.head_dim}
+        if spec.source_layer is None:
+            counts["k"] = num_kv_heads * spec.head_dim
+            if spec.values is None or not spec.values.are_keys:
+                counts["v"] = num_kv_heads * spec.value_dim
+        return counts
 
     def _norm(self) -> QkNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -4,7 +4,7 @@ In every fourth layer attention sees everything, and its output is gated. Layers
 ahead are not loaded, nor is what only images need.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -56,9 +56,12 @@ _STATE_NAMES: Mapping[str, str] = {
     "layers.{}.attention.delta.norm": f"{_DELTA}.norm",
     "layers.{}.attention.delta.output": f"{_DELTA}.out_proj",
 }
-"""Tensors that hold several weights have names of their own, see `_fused`."""
+"""Tensors that hold several weights have names of their own, see `_fused_of_layers`."""
 _NAMES: Mapping[str, str] = {**DECODER_NAMES, **QK_NORM_NAMES, **_STATE_NAMES}
 _MOE_NAMES: Mapping[str, str] = {**_NAMES, **EXPERT_NAMES, **SHARED_EXPERT_NAMES}
+
+_Fused = Iterator[tuple[str, FusedRows]]
+"""Tensors that hold several weights, by name."""
 
 
 def _read_dense(config: Any) -> ModelSpec:
@@ -115,11 +118,15 @@ def _delta(config: Any) -> GatedDeltaSpec:
     )
 
 
-def _fused(spec: ModelSpec) -> Mapping[str, FusedRows]:
-    return dict(_fused_of_layers(spec))
+def _fused_next(spec: ModelSpec) -> Mapping[str, FusedRows]:
+    return dict(_fused_of_layers(spec, _inputs_by_key_head))
 
 
-def _fused_of_layers(spec: ModelSpec) -> Iterator[tuple[str, FusedRows]]:
+def _fused_3_5(spec: ModelSpec) -> Mapping[str, FusedRows]:
+    return dict(_fused_of_layers(spec, _inputs_together))
+
+
+def _fused_of_layers(spec: ModelSpec, of_inputs: Callable[[str, DeltaForm], _Fused]) -> _Fused:
     for index, layer in enumerate(spec.layers):
         match layer.attention:
             case AttentionSpec(num_heads=num_heads):
@@ -128,19 +135,27 @@ def _fused_of_layers(spec: ModelSpec) -> Iterator[tuple[str, FusedRows]]:
                     parts = (f"{name}.query.{kind}", f"{name}.gate.{kind}")
                     yield f"{name}.{kind}", FusedRows(parts, num_heads)
             case GatedDeltaSpec(form=form):
-                yield from _fused_of_states(_DELTA.format(index), form)
+                name = _DELTA.format(index)
+                taps = tuple([f"{name}.conv1d.{each}.weight" for each in "qkv"])
+                yield f"{name}.conv1d.weight", FusedRows(taps)
+                yield from of_inputs(name, form)
 
 
-def _fused_of_states(name: str, form: DeltaForm) -> Iterator[tuple[str, FusedRows]]:
-    """Qwen3.5 stores queries, keys and values together; Qwen3-Next all of a key head."""
-    inputs = tuple([f"{name}.{each}_proj.weight" for each in "qkv"])
-    taps = tuple([f"{name}.conv1d.{each}.weight" for each in "qkv"])
-    yield f"{name}.conv1d.weight", FusedRows(taps)
-    yield f"{name}.in_proj_qkv.weight", FusedRows(inputs)
-    num_heads = form.num_key_heads
+def _inputs_by_key_head(name: str, form: DeltaForm) -> _Fused:
+    """Qwen3-Next stores all of a key head together."""
+    num_heads, inputs = form.num_key_heads, _inputs(name)
     yield f"{name}.in_proj_qkvz.weight", FusedRows((*inputs, f"{name}.in_proj_z.weight"), num_heads)
     rates = (f"{name}.in_proj_b.weight", f"{name}.in_proj_a.weight")
     yield f"{name}.in_proj_ba.weight", FusedRows(rates, num_heads)
+
+
+def _inputs_together(name: str, form: DeltaForm) -> _Fused:
+    """Qwen3.5 stores queries, keys and values of all heads one behind another."""
+    yield f"{name}.in_proj_qkv.weight", FusedRows(_inputs(name))
+
+
+def _inputs(name: str) -> tuple[str, ...]:
+    return tuple([f"{name}.{each}_proj.weight" for each in "qkv"])
 
 
 def _restore(tensors: Tensors, spec: ModelSpec) -> Tensors:
@@ -156,7 +171,7 @@ QWEN3_NEXT = FamilyDefinition(
     read_spec=_read_moe,
     weight_names=_MOE_NAMES,
     restore=_restore,
-    fused=_fused,
+    fused=_fused_next,
 )
 QWEN3_5_TEXT = FamilyDefinition(
     model_type="qwen3_5_text",
@@ -164,7 +179,7 @@ QWEN3_5_TEXT = FamilyDefinition(
     read_spec=_read_dense,
     weight_names=_NAMES,
     restore=_restore,
-    fused=_fused,
+    fused=_fused_3_5,
 )
 QWEN3_5 = replace(
     QWEN3_5_TEXT,
@@ -174,10 +189,13 @@ QWEN3_5 = replace(
 )
 """Its language model alone."""
 QWEN3_5_MOE_TEXT = replace(
-    QWEN3_NEXT, model_type="qwen3_5_moe_text", architecture="Qwen3_5MoeForCausalLM"
+    QWEN3_NEXT,
+    model_type="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    fused=_fused_3_5,
 )
 QWEN3_5_MOE = replace(
-    QWEN3_NEXT,
+    QWEN3_5_MOE_TEXT,
     model_type="qwen3_5_moe",
     architecture="Qwen3_5MoeForConditionalGeneration",
     text_section="text_config",

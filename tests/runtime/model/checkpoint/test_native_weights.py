@@ -1,10 +1,13 @@
 """Which weights stay in float8: how they are stored, where the model runs, how ranks cut them."""
 
+import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from raydix.errors import CheckpointError, ConfigError
 from raydix.kernels.fp8.form import IN_BLOCKS, KERNEL_BLOCKS, PER_OUTPUT
@@ -19,9 +22,11 @@ from raydix.runtime.model.checkpoint.checkpoint_config import (
 )
 from raydix.runtime.model.checkpoint.dummy import make_dummy_model
 from raydix.runtime.model.checkpoint.model_sizes import measure_model
-from raydix.runtime.model.checkpoint.native_weights import kept_forms
+from raydix.runtime.model.checkpoint.native_weights import kept_forms, with_scaled_parts
+from raydix.runtime.model.decoder.decoder import make_decoder
 from raydix.runtime.model.families.table import Family
-from tests.quantised_checkpoints import make_quantised
+from tests.checkpoint_configs import COMMON, CONFIGS, PER_FAMILY
+from tests.quantised_checkpoints import SCHEMES, make_quantised
 
 CPU = torch.device("cpu")
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -137,6 +142,102 @@ def test_what_layers_multiply_by_stays_and_nothing_else(family: Family, tmp_path
     latent = {"q_down", "q_up", "latent"} if family is Family.DEEPSEEK_V3 else {"q", "k", "v"}
     assert kept == {*latent, "output", "gate", "up", "down"}
     check_weights(folder, native(folder))
+
+
+@pytest.mark.part
+@pytest.mark.parametrize("scheme", ["fp8 blocks of 16", "fp8 blocks", "gptq"])
+@pytest.mark.parametrize("family", Family)
+def test_layers_say_what_a_decoder_keeps_and_nothing_else(
+    family: Family, scheme: str, tmp_path: Path
+) -> None:
+    fields = {**COMMON, **PER_FAMILY[family]}
+    CONFIGS[family](**fields).save_pretrained(tmp_path)
+    told = {"model_type": family.value.model_type, "quantization_config": SCHEMES[scheme].config}
+    change_config(tmp_path, **told)
+    config = read_checkpoint_config(tmp_path)
+    may_stay = kept_forms(QuantizationWay.NATIVE, "cpu", None)
+    assert may_stay is not None
+
+    spec = with_scaled_parts(config.spec, family.value, config.quantisation.layouts, may_stay)
+
+    decoder = make_decoder(spec, device=torch.device("meta"), dtype=torch.float32)
+    kept = {re.sub(r"experts\.\d+", "experts", name) for name in decoder.scaled_names}
+    assert kept == {
+        f"layers.{index}.{part.name}"
+        for index, layer in enumerate(spec.layers)
+        for part in layer.scaled
+    }
+
+
+def test_rows_that_lie_one_behind_another_stay(tmp_path: Path) -> None:
+    folder, plain = make_quantised(tmp_path, Family.QWEN3_5_TEXT, "fp8 blocks of 16")
+    kept = load(folder).decoder
+    names = {name for name in kept.scaled_names if name.startswith("layers.0.attention.")}
+    assert names == {
+        f"layers.0.attention.delta.{each}" for each in ("q", "k", "v", "gate", "output")
+    }
+
+    floats = load_model(plain, device=CPU, dtype=torch.float32).decoder.layers[0].attention
+    for part in ("inputs", "gate", "output"):
+        weight = getattr(kept.layers[0].attention, part)
+        scales_OC = weight.scales_BD.repeat_interleave(16, 0).repeat_interleave(16, 1)
+        restored_OC = weight.numbers.matrix_OC.float() * scales_OC
+        assert torch.equal(restored_OC, getattr(floats, part).matrix_OC), part
+
+
+def test_rows_in_turns_are_restored(tmp_path: Path) -> None:
+    folder, _ = make_quantised(tmp_path, Family.QWEN3_NEXT, "fp8 blocks of 16")
+    kept = [name for name in load(folder).decoder.scaled_names if ".attention.delta." in name]
+    assert {name.rpartition(".")[2] for name in kept} == {"output"}
+
+
+@pytest.mark.parametrize("way", QuantizationWay)
+def test_a_fused_matrix_that_was_left_in_floats_is_asked_for_by_its_own_name(
+    way: QuantizationWay, tmp_path: Path
+) -> None:
+    folder, plain = make_quantised(tmp_path, Family.PHI3, "float8 per output")
+    leave_in_floats(folder, plain, "self_attn.qkv_proj")
+
+    config = read_checkpoint_config(folder).served(way, "cpu", None)
+    if way is QuantizationWay.AUTO:
+        config = read_checkpoint_config(folder).served(way, "cuda", HOPPER)
+    loaded = load_model(folder, device=CPU, dtype=torch.float32, config=config)
+
+    kept = {name.rpartition(".")[2] for name in loaded.decoder.scaled_names}
+    expected = set() if way is QuantizationWay.RESTORE else {"output", "gate", "up", "down"}
+    assert kept == expected
+
+
+def leave_in_floats(folder: Path, plain: Path, module: str) -> None:
+    """Store a module of all layers as it was before, and say so."""
+    tensors, floats = (
+        load_file(folder / "model.safetensors"),
+        load_file(plain / "model.safetensors"),
+    )
+    others = {name: each for name, each in tensors.items() if module not in name}
+    own = {name: each for name, each in floats.items() if module in name}
+    save_file(others | own, folder / "model.safetensors")
+    told = json.loads((folder / "config.json").read_text())["quantization_config"]
+    ignored = [*told["ignore"], *(name.removesuffix(".weight") for name in own)]
+    change_config(folder, quantization_config={**told, "ignore": ignored})
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    """Set fields of config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_what_no_layer_keeps_does_not_make_the_way_native(tmp_path: Path) -> None:
+    folder, plain = make_quantised(tmp_path, Family.QWEN3_NEXT, "float8 per output")
+    for module in ("mlp.", "self_attn.", "linear_attn.out_proj"):
+        leave_in_floats(folder, plain, module)
+    config = read_checkpoint_config(folder)
+
+    with pytest.raises(ConfigError, match="no weight can stay as it is stored"):
+        native(folder)
+    restored = config.served(QuantizationWay.AUTO, "cuda", AMPERE)
+    assert config.served(QuantizationWay.AUTO, "cuda", HOPPER) == restored
 
 
 def test_ranks_keep_the_same_as_one(tmp_path: Path) -> None:
