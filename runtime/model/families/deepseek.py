@@ -92,11 +92,11 @@ def _make_spec(
 
 
 def _read_attention(config: Any, *, has_interleaved_pairs: bool) -> LatentAttentionSpec:
-    rope = read_rope(config.rope_parameters, config.max_position_embeddings)
+    parameters = config.rope_parameters
+    rope = read_rope(parameters, config.max_position_embeddings)
     rope_dim = config.qk_rope_head_dim
-    require_value(
-        "partial_rotary_factor", config.rope_parameters.get("partial_rotary_factor", 1.0), 1.0
-    )
+    _require_known_temperature(parameters)
+    require_value("partial_rotary_factor", parameters.get("partial_rotary_factor", 1.0), 1.0)
     return LatentAttentionSpec(
         num_heads=config.num_attention_heads,
         q_lora_rank=config.q_lora_rank,
@@ -110,6 +110,16 @@ def _read_attention(config: Any, *, has_interleaved_pairs: bool) -> LatentAttent
         bias=bool(config.attention_bias),
         norm=_INNER_NORM,
     )
+
+
+def _require_known_temperature(parameters: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if scores have a temperature without YaRN: implementations differ."""
+    rope_type, weight = parameters.get("rope_type", "default"), parameters.get("mscale_all_dim")
+    if weight and rope_type not in ("default", "yarn"):
+        raise CheckpointError(
+            f"mscale_all_dim is {weight!r} of a rotary embedding of type {rope_type!r}; it is "
+            "supported with 'yarn' alone. Serve another model."
+        )
 
 
 def _temperature(rope: Rope) -> float:

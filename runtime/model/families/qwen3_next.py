@@ -75,6 +75,7 @@ def _read_moe(config: Any) -> ModelSpec:
 
 def _read_spec(config: Any, mlps: list[DenseMlpSpec | MoeMlpSpec]) -> ModelSpec:
     require_value("hidden_act", config.hidden_act, "silu")
+    _require_silu_gates(config)
     norm = replace(read_norm(config), is_offset=True, is_float32=True)
     mixers: Mapping[str, Mixer] = {
         "full_attention": _read_attention(config, norm),
@@ -91,6 +92,16 @@ def _read_spec(config: Any, mlps: list[DenseMlpSpec | MoeMlpSpec]) -> ModelSpec:
         for each, mlp in zip(types, mlps, strict=True)
     ]
     return replace(make_spec(config, tuple(layers)), final_norm=norm)
+
+
+def _require_silu_gates(config: Any) -> None:
+    """Raise CheckpointError if what states say goes through another gate, if config.json tells."""
+    found = getattr(config, "output_gate_type", None)
+    if found not in (None, "silu", "swish"):
+        raise CheckpointError(
+            f"output_gate_type is {found!r}; only 'silu', also called 'swish', is supported. "
+            "Serve another model."
+        )
 
 
 def _read_attention(config: Any, norm: NormSpec) -> AttentionSpec:

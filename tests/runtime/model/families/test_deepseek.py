@@ -177,6 +177,11 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"num_experts_per_tok": None},
         "num_experts_per_tok is null",
     ),
+    "temperature without YaRN": (
+        V3,
+        {"rope_scaling": {"type": "linear", "factor": 4.0, "mscale_all_dim": 1.0}},
+        "mscale_all_dim is 1.0 of a rotary embedding of type 'linear'",
+    ),
     "no latent": (V3, {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
 }
 

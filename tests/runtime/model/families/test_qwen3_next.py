@@ -1,5 +1,6 @@
 """How checkpoints of Qwen3-Next and Qwen3.5 store what the decoder has apart."""
 
+import json
 import re
 from pathlib import Path
 
@@ -87,6 +88,29 @@ def test_a_fused_tensor_of_other_rows_is_refused() -> None:
 
     with pytest.raises(CheckpointError, match="all has 7 rows; the config asks for 8"):
         list(take_apart(tensors, {"all": FusedRows(("a", "b"))}, {"a": 4, "b": 4}))
+
+
+@pytest.mark.parametrize("family", [Family.QWEN3_5_TEXT, Family.QWEN3_5_MOE, Family.QWEN3_NEXT])
+def test_a_gate_of_states_that_is_not_silu_is_refused_by_name(
+    family: Family, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path, family, seed=3)
+    expected = read_checkpoint_config(folder)
+    for same in ("silu", "swish", None):
+        change_text_config(folder, output_gate_type=same)
+        assert read_checkpoint_config(folder) == expected
+
+    change_text_config(folder, output_gate_type="sigmoid")
+    with pytest.raises(CheckpointError, match="output_gate_type is 'sigmoid'; only 'silu'"):
+        read_checkpoint_config(folder)
+
+
+def change_text_config(folder: Path, **fields: object) -> None:
+    """Set fields of the section of config.json that describes the language model."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.get("text_config", config).update(fields)
+    path.write_text(json.dumps(config))
 
 
 def test_key_heads_that_ranks_cannot_divide_are_refused(tmp_path: Path) -> None:
