@@ -37,10 +37,11 @@ def take_apart(
 ) -> Tensors:
     """Pass on each weight under its own name. `num_rows`: of each weight, by that name.
 
-    Raises CheckpointError if a tensor has other rows than its parts together.
+    A tensor none of whose parts the model has is passed on as it is. Raises CheckpointError if one
+    has other rows than its parts together.
     """
     for name, tensor in tensors:
-        if name in fused:
+        if name in fused and not num_rows.keys().isdisjoint(fused[name].parts):
             yield from _parts(name, tensor, fused[name], num_rows)
         else:
             yield name, tensor

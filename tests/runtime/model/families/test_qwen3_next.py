@@ -1,6 +1,7 @@
 """How checkpoints of Qwen3-Next and Qwen3.5 store what the decoder has apart."""
 
 import json
+import logging
 import re
 from pathlib import Path
 
@@ -88,6 +89,28 @@ def test_a_fused_tensor_of_other_rows_is_refused() -> None:
 
     with pytest.raises(CheckpointError, match="all has 7 rows; the config asks for 8"):
         list(take_apart(tensors, {"all": FusedRows(("a", "b"))}, {"a": 4, "b": 4}))
+
+
+@pytest.mark.parametrize("family", [Family.QWEN3_5_TEXT, Family.QWEN3_NEXT])
+def test_a_bias_of_queries_that_the_config_does_not_tell_of_is_left_aside(
+    family: Family, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_checkpoint(tmp_path, family, seed=3)
+    expected = parameters(folder)
+    tensors = load_file(folder / "model.safetensors")
+    biases = {
+        name.replace(".weight", ".bias"): torch.zeros(len(each))
+        for name, each in tensors.items()
+        if name.endswith("q_proj.weight")
+    }
+    assert biases
+    save_file(tensors | biases, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with caplog.at_level(logging.WARNING):
+        found = parameters(folder)
+
+    assert f"they are left aside: {min(biases)}" in caplog.text
+    assert found.keys() == expected.keys()
 
 
 @pytest.mark.parametrize("family", [Family.QWEN3_5_TEXT, Family.QWEN3_5_MOE, Family.QWEN3_NEXT])
