@@ -2,9 +2,11 @@
 experts.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from raydix.errors import CheckpointError
 from raydix.kernels.moe.routing import SoftmaxRouting
 from raydix.runtime.model.families.config_fields import (
     make_spec,
@@ -18,7 +20,11 @@ from raydix.runtime.model.families.config_fields import (
 from raydix.runtime.model.families.definition import FamilyDefinition
 from raydix.runtime.model.families.weight_names import DECODER_NAMES, EXPERT_NAMES, QK_NORM_NAMES
 from raydix.runtime.model.formats.restoring import Tensors, take_experts_apart
+from raydix.runtime.model.formats.stored_tensor import FETCH_BOTH
 from raydix.runtime.model.spec.spec import DenseMlpSpec, LayerSpec, ModelSpec, MoeMlpSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _read_spec(config: Any) -> ModelSpec:
@@ -78,16 +84,41 @@ def _restore_vl(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """
     hidden = spec.hidden_size
     sizes = [each.mlp.intermediate_size for each in spec.layers if isinstance(each.mlp, MoeMlpSpec)]
-    num_outputs = {"gate_up_proj": 2 * sizes[0], "down_proj": hidden} if sizes else {}
+    if not sizes:
+        return tensors
+    shapes = {"gate_up_proj": (2 * sizes[0], hidden), "down_proj": (hidden, sizes[0])}
+    return take_experts_apart(_outputs_first(tensors, shapes))
 
-    def outputs_first() -> Tensors:
-        for name, tensor in tensors:
-            bank, _, kind = name.rpartition(".")
-            is_stacked = bank.endswith(".experts") and kind in num_outputs
-            is_turned = is_stacked and tensor.shape[1] != num_outputs[kind]
-            yield name, tensor.transpose(1, 2) if is_turned else tensor
 
-    return take_experts_apart(outputs_first())
+def _outputs_first(tensors: Tensors, shapes: Mapping[str, tuple[int, int]]) -> Tensors:
+    """Pass on stacks as [experts, outputs, inputs]; `shapes`: the last two, by kind.
+
+    All stacks of a checkpoint lie alike. Those of one kind may be square, and do not tell how: they
+    are held until one of the other kind does. Raises CheckpointError if none comes.
+    """
+    are_turned: bool | None = None
+    held: list[tuple[str, Tensor]] = []
+    for name, tensor in tensors:
+        bank, _, kind = name.rpartition(".")
+        if not bank.endswith(".experts") or kind not in shapes:
+            yield name, tensor
+            continue
+
+        outputs, inputs = shapes[kind]
+        if outputs != inputs:
+            are_turned = tensor.shape[1] != outputs
+        held.append((name, tensor))
+        if are_turned is not None:
+            for each, stack in held:
+                yield each, stack.transpose(1, 2) if are_turned else stack
+            held.clear()
+
+    if held:
+        raise CheckpointError(
+            f"{held[0][0]} has the shape {list(held[0][1].shape)}, and nothing tells which of its "
+            "last two dimensions are outputs: the other stacks of experts are missing. "
+            f"{FETCH_BOTH}"
+        )
 
 
 QWEN3_VL_MOE = replace(
