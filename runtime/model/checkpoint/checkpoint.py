@@ -29,6 +29,7 @@ from raydix.runtime.model.checkpoint.shard_reader import ReadTensor, empty_like_
 from raydix.runtime.model.checkpoint.weight_files import list_weights, name_some, weight_files
 from raydix.runtime.model.collectives.alone import ALONE
 from raydix.runtime.model.collectives.protocol import Collectives
+from raydix.runtime.model.decoder.arithmetic_version import ARITHMETIC_VERSION
 from raydix.runtime.model.decoder.decoder import Decoder, make_decoder
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.stored_experts import StoredExperts, open_stored_experts
@@ -79,12 +80,13 @@ class LoadedModel:
     def fingerprint(self) -> bytes:
         """32 bytes; where they are equal, equal tokens have the same keys and values.
 
-        They cover the arithmetic (`ModelSpec.digest`), its dtype, whether its order is fixed or
-        rows are rounded on their way to experts, and the weights, whole, as they are stored. The
-        namespace of stored pages adds what these hold, and their shape. Nothing else counts: not
-        how weights are cut over ranks, nor which device computes with those of a checkpoint, nor
-        how long a context may be. Only where `auto` keeps what another GPU restores, or ranks would
-        cut within blocks of float8 or groups of four bits, and restore those weights, does it.
+        They cover the arithmetic (`ModelSpec.digest`, ARITHMETIC_VERSION), its dtype, whether its
+        order is fixed or rows are rounded on their way to experts, and the weights, whole, as they
+        are stored. The namespace of stored pages adds what these hold, and their shape. Nothing
+        else counts: not how weights are cut over ranks, nor which device computes with those of a
+        checkpoint, nor how long a context may be. Only where `auto` keeps what another GPU
+        restores, or ranks would cut within blocks of float8 or groups of four bits, and restore
+        those weights, does it.
         """
         dtype = str(self.decoder.dtype).encode()
         dtype += b" in a fixed order" if self.decoder.ops.has_fixed_order else b""
@@ -92,6 +94,7 @@ class LoadedModel:
         names = self.decoder.scaled_names
         scaled = repr(names).encode() if names else b""
         parts = self.spec.digest() + dtype + self.weight_fingerprint + scaled
+        parts += f" arithmetic {ARITHMETIC_VERSION}".encode()
         return hashlib.sha256(parts).digest()
 
     def kv_layout(self, page_size: int, dtype: str, codec: Codec = Codec.NONE) -> KvLayout:

@@ -11,6 +11,7 @@ from raydix.runtime.config.sections import ModelSection
 from raydix.runtime.model.checkpoint.checkpoint import LoadedModel, check_weights, load_model
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
 from raydix.runtime.model.checkpoint.quick_check import require_checkpoint
+from raydix.runtime.model.decoder.arithmetic_version import ARITHMETIC_VERSION
 from raydix.runtime.model.families.table import Family
 from tests.checkpoints import make_checkpoint
 
@@ -49,6 +50,17 @@ def test_fingerprint_is_that_of_the_content_not_of_the_files(tmp_path: Path) -> 
     assert one.weight_fingerprint != other.weight_fingerprint
     assert one.spec.digest() == other.spec.digest()
     assert one.fingerprint == shards.fingerprint != other.fingerprint
+
+
+def test_pages_of_another_arithmetic_are_not_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(folder)
+    before = loaded.fingerprint
+
+    monkeypatch.setattr(f"{load_model.__module__}.ARITHMETIC_VERSION", ARITHMETIC_VERSION + 1)
+
+    assert loaded.fingerprint != before
 
 
 def test_one_changed_element_changes_the_fingerprint(folder: Path) -> None:
