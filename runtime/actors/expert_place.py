@@ -13,7 +13,7 @@ from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_co
 from raydix.runtime.model.checkpoint.hub import settings_folder
 from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.experts.dispatchers import connect_dispatcher
-from raydix.runtime.model.steps.step_shapes import max_captured_tokens, padded_tokens
+from raydix.runtime.model.steps.sent_tokens import SentTokens
 
 _FLOAT8_CAPABILITY = (8, 9)
 """The least compute capability whose instructions convert to float8."""
@@ -33,7 +33,7 @@ def expert_ranks_of(
     config: EngineConfig, place: RankPlace, device: torch.device
 ) -> ExpertRanks | None:
     """The ranks that share experts; None if each lane has them to itself."""
-    parallel, scheduler = config.parallel, config.scheduler
+    parallel = config.parallel
     if parallel.ep == 1:
         return None
     if place.meeting is None:
@@ -49,10 +49,7 @@ def expert_ranks_of(
         max_model_len = read_checkpoint_config(
             settings_folder(config.model.path)
         ).max_position_embeddings
-    max_captured = max_captured_tokens(scheduler.max_running_requests)
-    max_tokens = scheduler.max_step_tokens(max_model_len)
-    if device.type == "cuda":
-        max_tokens = padded_tokens(max_tokens)
+    sent = SentTokens.of(config, max_model_len, device.type)
     return ExpertRanks(
         rank=place.rank % parallel.ep,
         size=parallel.ep,
@@ -63,8 +60,8 @@ def expert_ranks_of(
             place.rank % parallel.ep,
             device=device,
         ),
-        max_tokens=-(-max_tokens // parallel.tp),
-        max_low_latency_tokens=-(-max_captured // parallel.tp) if device.type == "cuda" else 0,
+        max_tokens=sent.most,
+        max_low_latency_tokens=sent.most_low_latency,
         transport=config.experts.transport,
         redundant_per_rank=config.experts.redundant_per_rank,
         spare_seats=config.experts.spare_per_rank,

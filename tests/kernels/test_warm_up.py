@@ -72,6 +72,27 @@ def test_every_word_of_an_identity_counts(tmp_path: Path) -> None:
     assert [name for name in base if base[name] != wider[name]] == ["dtype"]
 
 
+def test_seats_count_in_an_identity_where_ranks_share_experts(tmp_path: Path) -> None:
+    folder = write_config("moe_l12", tmp_path)
+    checkpoint = read_checkpoint_config(folder)
+
+    def ranks(ep: int, **experts: object) -> str:
+        config = load_config(
+            {
+                "model": {"path": str(folder), "device": "cuda"},
+                "parallel": {"dp": 2, "ep": ep},
+                "experts": experts,
+                "cache": {"l2": None},
+            }
+        )
+        told = identify(config, checkpoint.spec, checkpoint.max_position_embeddings, HOPPER)
+        return told["ranks"]
+
+    seats = ({"redundant_per_rank": 1}, {"spare_per_rank": 2}, {"transport": "fp8"})
+    assert len({ranks(2), *(ranks(2, **each) for each in seats)}) == 4
+    assert {ranks(1), *(ranks(1, **each) for each in seats)} == {"tp 1, ep 1"}
+
+
 def test_variants_are_found_once_and_then_known_by_their_identity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,16 @@
 
     python -m tests.kernels.traced_steps dense_l16 1 60 fp8_e4m3
     python -m tests.kernels.traced_steps moe_l12_awq 1 60 auto native
+    python -m tests.kernels.traced_steps moe_l12 2/4 60
 
 Needs Triton and no GPU: nothing is computed. The model is one of `benchmarks.model.model_shapes`
-in its own sizes; the numbers are those of tensor-parallel ranks and of random steps, and what
-follows are `cache.kv_dtype` and `model.quantization`.
+in its own sizes; the numbers are those of tensor-parallel ranks, after a stroke of ranks that share
+experts, and of random steps, and what follows are `cache.kv_dtype` and `model.quantization`.
 """
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ from tests.kernels.random_plans import MAX_MODEL_LEN, MAX_TOKENS, SAMPLINGS, ran
 HOPPER = TargetGpu(capability=(9, 0), num_sms=132)
 
 
-def configuration(folder: Path, tp: int, kv_dtype: str, way: str) -> EngineConfig:
+def configuration(folder: Path, tp: int, ep: int, kv_dtype: str, way: str) -> EngineConfig:
     """The configuration of an engine that serves a folder's model on GPUs."""
     return EngineConfig.model_validate(
         {
@@ -40,7 +42,7 @@ def configuration(folder: Path, tp: int, kv_dtype: str, way: str) -> EngineConfi
                 "quantization": way,
                 "max_model_len": MAX_MODEL_LEN,
             },
-            "parallel": {"tp": tp},
+            "parallel": {"tp": tp, "dp": max(ep // tp, 1), "ep": ep},
             "cache": {"page_size": 64, "l2": None, "kv_dtype": kv_dtype},
             "scheduler": {"chunked_prefill_tokens": MAX_TOKENS, "max_running_requests": 130},
         }
@@ -55,19 +57,29 @@ def carry_out(runner: ModelRunner, plan: StepPlan) -> None:
     runner.execute(plan, lambda load, layer: None)
 
 
+def among_lanes(plan: StepPlan, rng: np.random.Generator, num_lanes: int) -> StepPlan:
+    """The plan of the first of some lanes that step together, of which others have any rows."""
+    if num_lanes == 1:
+        return plan
+    tokens = rng.choice([0, 1, 2, 100, int(rng.integers(1, MAX_TOKENS))], num_lanes)
+    rows = np.minimum(tokens, 1)
+    rows[0], tokens[0] = len(plan.row_slots), plan.row_num_tokens.sum()
+    return replace(plan, group_rows=int32_array(rows), group_tokens=int32_array(tokens))
+
+
 def run_random_steps(runner: ModelRunner, num_steps: int) -> None:
     """Run random plans, and those of a rehearsal."""
     rng = np.random.default_rng(0)
     for step in range(num_steps):
         plan = random_plan(rng, step)
         if len(plan.row_slots):
-            carry_out(runner, plan)
+            carry_out(runner, among_lanes(plan, rng, runner.num_lanes))
     plans = rehearsed_plans(
         SAMPLINGS,
         max_slots=runner.slots.max_slots,
         max_model_len=MAX_MODEL_LEN,
         max_prefill_tokens=MAX_TOKENS,
-        num_lanes=1,
+        num_lanes=runner.num_lanes,
     )
     runner.apply(StepPlan(step=0, removed_slots=int32_array(np.flatnonzero(runner.slots.is_taken))))
     for plan in plans:
@@ -77,12 +89,13 @@ def run_random_steps(runner: ModelRunner, num_steps: int) -> None:
 
 def main() -> int:
     """Print the variants that nobody has foreseen; their number is the exit status."""
-    shape, tp, num_steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    shape, num_steps = sys.argv[1], int(sys.argv[3])
+    tp, ep = map(int, [*sys.argv[2].split("/"), "1"][:2])
     kv_dtype, way = [*sys.argv[4:6], "auto", "auto"][:2]
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(shape, Path(name))
         config, checkpoint = (
-            configuration(folder, tp, kv_dtype, way),
+            configuration(folder, tp, ep, kv_dtype, way),
             read_checkpoint_config(folder),
         )
         spec = checkpoint.served(config.model.quantization, "cuda", HOPPER.capability).spec

@@ -13,12 +13,16 @@ from raydix.kernels.compiling.variants import TargetGpu, Variant, trace, version
 from raydix.kernels.device.gpu import META
 from raydix.kernels.fixed_order.choice import choose_fixed_gpu_ops
 from raydix.kernels.ops import choose_gpu_ops
+from raydix.moe.bank import ExpertBank
+from raydix.moe.dispatch.shaped import ShapedDispatcher
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.kv_shard import KvShard
 from raydix.runtime.model.decoder.decoder import Decoder, make_decoder
+from raydix.runtime.model.decoder.expert_ranks import ExpertRanks
 from raydix.runtime.model.spec.kv_groups import make_kv_layout
 from raydix.runtime.model.spec.spec import ModelSpec
 from raydix.runtime.model.steps.runner import ModelRunner
+from raydix.runtime.model.steps.sent_tokens import SentTokens
 from raydix.runtime.tiers.gpu_pool import make_pools
 from raydix.runtime.tiers.kernel_copies import compile_page_copies
 
@@ -91,12 +95,24 @@ def identify(
         "dtype": f"{config.model.dtype}, KV {config.kv_dtype}, codec {cache.codec.value}",
         "sums": "in a fixed order" if config.model.deterministic else "in any order",
         "page size": str(cache.page_size),
-        "ranks": f"tp {config.parallel.tp}, ep {config.parallel.ep}",
+        "ranks": _told_ranks(config),
         "sizes": str(StepSizes.of(config, max_position_embeddings)),
         "gpu": f"compute capability {major}.{minor}, {gpu.num_sms} multiprocessors",
         "steps": digest.hexdigest()[:16],
         **versions(),
     }
+
+
+def _told_ranks(config: EngineConfig) -> str:
+    """How many ranks there are to one; `dp` follows from both if they share experts."""
+    tp, ep, experts = config.parallel.tp, config.parallel.ep, config.experts
+    told = f"tp {tp}, ep {ep}"
+    if ep == 1:
+        return told
+    return (
+        f"{told}, {experts.redundant_per_rank} redundant and {experts.spare_per_rank} spare seats, "
+        f"transport {experts.transport.value}"
+    )
 
 
 def model_variants(
@@ -110,7 +126,7 @@ def model_variants(
     `on_found` is called with each as soon as it is found.
 
     To be called within `compiling_for`. Those are left out by which ranks that share experts send
-    each other rows.
+    each other rows, and those of what reaches a rank in the form of a library of others.
     """
     model = ShapedModel(config, spec, max_position_embeddings)
 
@@ -153,14 +169,18 @@ class ShapedModel:
     def __init__(self, config: EngineConfig, spec: ModelSpec, max_position_embeddings: int) -> None:
         self._sizes = StepSizes.of(config, max_position_embeddings)
         tp, page_size = config.parallel.tp, config.cache.page_size
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
         decoder = make_decoder(
             spec,
             device=META,
-            dtype=getattr(torch, config.model.dtype),
+            dtype=dtype,
             collectives=PretendedRank(0, tp),
+            expert_ranks=_expert_ranks(config, self._sizes.max_model_len),
             choose=choose_fixed_gpu_ops if config.model.deterministic else choose_gpu_ops,
         )
         decoder.keep_layers(_few_of_each(decoder))
+        self._experts, self._dtype, self._hidden_size = decoder.experts, dtype, spec.hidden_size
+        self._banks = [each for each in decoder.modules() if isinstance(each, ExpertBank)]
         layout = make_kv_layout(
             decoder.kv_groups,
             page_size=page_size,
@@ -188,6 +208,38 @@ class ShapedModel:
             runner.run_whole(num_tokens)
         for num_rows, num_tokens, context in tried_rows(self._sizes):
             runner.run_rows(num_rows, num_tokens, context)
+        self._try_received()
+
+    @torch.inference_mode()
+    def _try_received(self) -> None:
+        """Run experts on rows of any number: lanes that step together have different ones."""
+        if self._experts is None:
+            return
+        ranks, choices = self._experts.ranks, self._experts.experts_per_token
+        few = [1 << bit for bit in range(_FINE_TOKENS.bit_length() - 1)]
+        for bank in self._banks:
+            for num_rows in (*few, *tried_tokens(ranks.size * ranks.max_tokens)):
+                rows_NC = torch.empty(num_rows, self._hidden_size, dtype=self._dtype, device=META)
+                weights_NK = torch.empty(num_rows, choices, device=META)
+                bank(rows_NC, weights_NK, weights_NK.int())
+
+
+def _expert_ranks(config: EngineConfig, max_model_len: int) -> ExpertRanks | None:
+    """The first of the ranks that share experts; None if each lane has them to itself."""
+    ep, experts = config.parallel.ep, config.experts
+    if ep == 1:
+        return None
+    sent = SentTokens.of(config, max_model_len, "cuda")
+    return ExpertRanks(
+        rank=0,
+        size=ep,
+        connect=ShapedDispatcher,
+        max_tokens=sent.most,
+        max_low_latency_tokens=sent.most_low_latency,
+        transport=experts.transport,
+        redundant_per_rank=experts.redundant_per_rank,
+        spare_seats=experts.spare_per_rank,
+    )
 
 
 def _few_of_each(decoder: Decoder) -> set[int]:
