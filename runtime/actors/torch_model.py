@@ -234,7 +234,7 @@ def _tensors_of(loaded: LoadedModel) -> list[torch.Tensor]:
 
 
 def _beside_steps(device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """On CUDA a stream on which no step is ever enqueued; elsewhere steps have ended already."""
+    """Return what enters a stream without steps, on CUDA; elsewhere steps have ended already."""
     if device.type != "cuda":
         return nullcontext
     return partial(torch.cuda.stream, torch.cuda.Stream(device))

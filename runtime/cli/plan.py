@@ -47,7 +47,6 @@ from raydix.runtime.foresight.traces import TraceRequest, block_tokens_of
 _L1_STEPS = (0.25, 0.5, 1.0, 2.0)
 _L2_STEPS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """The sizes that are compared unless they are given, in parts of what the GPU leaves for L1."""
-_GPUS_PER_NODE, _MAX_NODES, _SEED = 8, 16, 0
 _SIZES = "Sizes to compare, as 64GiB,128GiB."
 
 TraceFile = Annotated[
@@ -82,7 +81,11 @@ Partial = Annotated[
 Prices = Annotated[str | None, typer.Option(help="What a GiB of L1, L2 and L3 costs: 60,6,0.2.")]
 
 
-_L3 = "0,unbounded"
+_OF_SIZES = (
+    *("token_bytes", "l1", "l2", "l3", "eviction", "count_after", "partial_blocks"),
+    *("euro_per_gib", "png"),
+)
+_OF_SLO = ("profile", "gpus_per_node", "max_nodes", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,7 @@ class _Tiers:
 
 
 def plan(
+    context: typer.Context,
     trace: TraceFile,
     settings: Settings = None,
     *,
@@ -102,7 +106,7 @@ def plan(
     token_bytes: TokenBytesOption = None,
     l1: Annotated[str | None, typer.Option(help=_SIZES)] = None,
     l2: Annotated[str | None, typer.Option(help=_SIZES)] = None,
-    l3: L3 = _L3,
+    l3: L3 = "0,unbounded",
     eviction: Eviction = EvictionPolicy.LRU,
     block_tokens: BlockTokens = None,
     count_after: CountAfter = 0.0,
@@ -111,9 +115,9 @@ def plan(
     png: Annotated[Path | None, typer.Option(help="Draw the plan into this file.")] = None,
     slo: SloTexts = None,
     profile: ProfilePath = None,
-    gpus_per_node: GpusPerNode = _GPUS_PER_NODE,
-    max_nodes: MaxNodes = _MAX_NODES,
-    seed: Seed = _SEED,
+    gpus_per_node: GpusPerNode = 8,
+    max_nodes: MaxNodes = 16,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Say what L1, L2 and L3 of several sizes would find of a trace, and which is worth more.
@@ -123,18 +127,7 @@ def plan(
     times, by the timed depth of `raydix simulate`.
     """
     if slo:
-        quick = {
-            "--png": png is not None,
-            "--token-bytes": token_bytes is not None,
-            "--l1": l1 is not None,
-            "--l2": l2 is not None,
-            "--l3": l3 != _L3,
-            "--eviction": eviction is not EvictionPolicy.LRU,
-            "--count-after": count_after != 0.0,
-            "--partial-blocks": partial_blocks,
-            "--euro-per-gib": euro_per_gib is not None,
-        }
-        _require_no_plan([name for name, is_given in quick.items() if is_given])
+        _require_not_given(context, _OF_SIZES, "--slo simulates engines as they are configured")
         tokens = block_tokens_of(trace, block_tokens)
         fleets = SloQuestion(
             texts=slo, profile=profile, gpus_per_node=gpus_per_node, max_nodes=max_nodes, seed=seed
@@ -142,7 +135,7 @@ def plan(
         engine = Engine(model=model, settings=settings, gpu=gpu)
         answer_slo(fleets, read_any_trace(trace, tokens), tokens, engine, as_json=as_json)
         return
-    _require_no_slo(profile, (gpus_per_node, max_nodes, seed))
+    _require_not_given(context, _OF_SLO, "without --slo ttft_p90=2s nothing is simulated")
     _require_picture(png)
     if not 0 <= count_after < 1:
         raise ConfigError(f"--count-after is {count_after}; expected 0 or more and less than 1.")
@@ -164,23 +157,13 @@ def plan(
         _draw(png, found, choice, eviction, title)
 
 
-def _require_no_plan(given: list[str]) -> None:
-    """Raise ConfigError for options of sizes that are compared."""
+def _require_not_given(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError if an option is given that would be ignored."""
+    sources = {each: context.get_parameter_source(each) for each in names}
+    given = [each for each, source in sources.items() if source and source.name != "DEFAULT"]
     if given:
-        raise ConfigError(
-            "--slo simulates engines of a --model as they are configured, and draws nothing. Leave "
-            f"out {', '.join(given)}; tiers and policies are set by --set cache...."
-        )
-
-
-def _require_no_slo(profile: Path | None, fleet: tuple[int, int, int]) -> None:
-    if profile is not None:
-        raise ConfigError("--profile has times, which --slo alone asks for. Add --slo ttft_p90=2s.")
-    if fleet != (_GPUS_PER_NODE, _MAX_NODES, _SEED):
-        raise ConfigError(
-            "--gpus-per-node, --max-nodes and --seed are for simulated engines, which --slo alone "
-            "asks for. Add --slo ttft_p90=2s."
-        )
+        options = ", ".join(f"--{each.replace('_', '-')}" for each in given)
+        raise ConfigError(f"{options} would be ignored, as {why}. Leave that out.")
 
 
 def _require_picture(png: Path | None) -> None:

@@ -23,7 +23,7 @@ class TakeOver:
     anew_s: float
     """The time to compute all that is lacking there."""
     num_decoding: int
-    """Those who decode there, or are about to."""
+    """The requests that decode there, or are about to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,10 @@ def test_weights_that_a_gpu_keeps_in_float8_leave_more_room_for_pages(
         (["--token-bytes", "1KiB,2KiB", "--l1", "1MiB"], "--token-bytes is '1KiB,2KiB'"),
         (["--token-bytes", "1KiB", "--l1", ","], "--l1 is ','"),
         (["--token-bytes", "1KiB", "--l1", "1KiB,1MiB"], "--l1 has 1KiB, into which not one"),
-        (["--token-bytes", "1KiB", "--l1", "1MiB", "--gpus-per-node", "3"], "--slo alone asks"),
+        (
+            ["--token-bytes", "1KiB", "--l1", "1MiB", "--gpus-per-node", "3"],
+            "--gpus-per-node would be ignored",
+        ),
         (["--token-bytes", "1KiB", "--l1", "1MiB", "--l3", ""], "--l3 is ''"),
         (["--token-bytes", "1KiB", "--l1", "1MiB", "--png", "/none/plan.png"], "--png /none"),
     ],

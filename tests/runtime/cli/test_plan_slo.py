@@ -79,10 +79,14 @@ def test_a_target_that_nothing_keeps_ends_with_1(
     ("more", "words"),
     [
         (["--slo", "fast"], "--slo is 'fast'; expected a percentile"),
-        (["--slo", "ttft_p90=2s", "--png", "x.png"], "Leave out --png"),
+        (["--slo", "ttft_p90=2s", "--png", "x.png"], "--png would be ignored"),
+        (
+            ["--slo", "ttft=1s", "--l1", "0", "--eviction", "reuse"],
+            "--l1, --eviction would be ignored",
+        ),
         (["--slo", "ttft_p90=2s", "--gpu", "H9"], "--gpu is 'H9'"),
         (["--slo", "ttft_p90=2s", "--set", "parallel.tp=2", "--gpus-per-node", "1"], "tp is 2"),
-        ([], "--profile has times, which --slo alone asks for"),
+        ([], "--profile would be ignored, as without --slo"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
