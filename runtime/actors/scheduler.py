@@ -212,12 +212,13 @@ class SchedulerActor:
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, wait until the others have ended, and copy to L2 what it is to have.
 
-        Requests that have not ended after `timeout_s` fail. Then copies have as long again, also
-        those that `write_back` has put off. False: something was left.
+        Requests that have not ended after `timeout_s` fail, at once if they wait for a wake. Then
+        copies have as long again, also those that `write_back` has put off. False: something was
+        left.
         """
         core = self._running_core()
         self._turns.post(RefuseRequests())
-        await self._wait(lambda: core.is_idle, timeout_s)
+        await self._wait(lambda: core.is_idle or core.phase is Phase.ASLEEP, timeout_s)
 
         self._turns.post(EndRequests())
         self._turns.post(BackUpL1())

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from raydix.runtime.actors.service.rows import TIERS
+from raydix.runtime.scheduler.phase import Phase
 
 _SHORT = 8
 """The characters of an id that people need to tell it from others."""
@@ -34,12 +35,19 @@ def service_table(engines: Sequence[Row]) -> Table:
         told = (_time(each["up_s"]), _time(each["prompt_wait_s"]), *_told(each))
         weights = "" if each["fingerprint"] is None else f", model {each['fingerprint'][:_SHORT]}"
         table.add_row(
-            each["name"], place, each["role"], each["state"], *told, f"{each['version']}{weights}"
+            each["name"], place, each["role"], _state(each), *told, f"{each['version']}{weights}"
         )
     if len(engines) > 1:
         table.add_section()
         table.add_row("all", "", "", "", "", "", *_told(_added(engines)))
     return table
+
+
+def _state(row: Row) -> str:
+    """What an engine does; one that serves may sleep, or be on its way there or back."""
+    state, phase = str(row["state"]), str(row["phase"] or Phase.AWAKE.value)
+    is_elsewhere = state == "serves" and phase != Phase.AWAKE.value
+    return phase.partition(":")[0] if is_elsewhere else state
 
 
 def _told(row: Row) -> list[str]:

@@ -21,6 +21,7 @@ def load_row(stats: Mapping[str, Any] | None) -> dict[str, Any]:
     host: Mapping[str, Any] = (stats or {}).get("host") or {}
     restarts = None if stats is None else sum(stats.get("restarts", {}).values())
     return {
+        "phase": scheduler.get("phase"),
         "prompt_wait_s": scheduler.get("prompt_wait_s"),
         "waiting": scheduler.get("num_requests_waiting"),
         "loading": scheduler.get("num_requests_loading"),

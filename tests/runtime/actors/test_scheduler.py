@@ -12,10 +12,17 @@ from raydix.runtime.actors.links.link import Link, LinkClosed
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.actors.scheduler import SchedulerActor, SchedulerSetup
 from raydix.runtime.messages.arrays import int32_array
-from raydix.runtime.messages.client import FinishReason, StopRequest, SubmitRequest, TokenFrame
+from raydix.runtime.messages.client import (
+    FailureKind,
+    FinishReason,
+    StopRequest,
+    SubmitRequest,
+    TokenFrame,
+)
 from raydix.runtime.messages.hello import Hello, Role
 from raydix.runtime.messages.plan import DeviceSampling, StepPlan, StepResult, TokenLogprobs
 from raydix.runtime.model.grammars.compiling import CompilerSetup
+from raydix.runtime.scheduler.phase import Phase
 from tests.runtime.actors.links.link_ends import short_folder
 from tests.runtime.scheduler.core_driver import BASE
 
@@ -59,17 +66,21 @@ class Bench:
         self._rank: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        await self.start_scheduler(Phase.AWAKE)
+        link = await connect(self.address, hello(Role.GPU, "g", 0), SECRET)
+        self._rank = asyncio.create_task(self._serve_plans(link))
+        await self.actor.wait_ready()
+
+    async def start_scheduler(self, phase: Phase) -> None:
         await self.actor.start(
             SchedulerSetup(
                 settings=SETTINGS,
                 addresses=(self.address,),
                 secret=SECRET,
                 compilers=CompilerSetup(model_path="", vocab_size=100, eos_token_ids=()),
+                phase=phase,
             )
         )
-        link = await connect(self.address, hello(Role.GPU, "g", 0), SECRET)
-        self._rank = asyncio.create_task(self._serve_plans(link))
-        await self.actor.wait_ready()
 
     async def stop(self) -> None:
         await self.actor.stop()
@@ -206,3 +217,22 @@ async def test_an_id_used_again_at_once_gets_the_news_of_its_new_use(bench: Benc
             delta.asking: delta.finished for delta in frame.deltas if delta.finished is not None
         }
     assert endings == {1: FinishReason.STOP, 2: FinishReason.LENGTH}
+
+
+async def test_a_stop_does_not_wait_for_what_waits_for_a_wake(folder: str) -> None:
+    bench = Bench(folder)
+    await bench.start_scheduler(Phase.ASLEEP)
+    try:
+        link = await bench.connect()
+        link.send(submit(1, "parked"))
+        while bench.actor.stats()["num_requests_waiting"] == 0:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            assert await bench.actor.drain(600.0)
+            frame = await link.receive()
+        assert isinstance(frame, TokenFrame)
+        [delta] = frame.deltas
+        assert delta.failure is not None
+        assert delta.failure.kind is FailureKind.SHUTTING_DOWN
+    finally:
+        await bench.stop()

@@ -79,3 +79,11 @@ def test_all_engines_are_added_up_but_for_what_is_not_told() -> None:
 
 def test_a_node_that_is_gone_is_said_to_be() -> None:
     assert "gone (f3a1b2c4)" in cells(told(row("prod/1", STATS, address=None))[1])
+
+
+def test_an_engine_that_sleeps_does_not_serve() -> None:
+    for phase, state in (("asleep", "asleep"), ("falling asleep: requests end", "falling asleep")):
+        asleep = {**STATS, "scheduler": STATS["scheduler"] | {"phase": phase}}
+        assert cells(told(row("prod/1", asleep))[1])[3] == state
+    awake = {**STATS, "scheduler": STATS["scheduler"] | {"phase": "awake"}}
+    assert cells(told(row("prod/1", awake))[1])[3] == "serves"
