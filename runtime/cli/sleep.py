@@ -79,13 +79,13 @@ async def _wake(name: str) -> str:
 async def _call(name: str, method: str, *arguments: Any) -> Any:
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
-    from raydix.runtime.actors.service.running import running_services
+    from raydix.runtime.actors.service.running import look_at_service
 
     record = find_record(name)
     if record is None:
         known = ", ".join(running_names()) or "none"
         raise EngineDead(f"{name} is no engine of this host. There are: {known}.")
-    if (service := (await running_services()).get(name)) is not None:
+    if (service := await look_at_service(name)) is not None:
         engines = ", ".join(each["name"] for each in service["engines"]) or "none"
         raise BadRequest(
             f"{name} is a service; expected one of its engines ({engines}). AsyncService.sleep() "

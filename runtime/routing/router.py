@@ -120,6 +120,8 @@ class Router:
             return Sending(node=begun.then, message=rest, route=None, said=())
 
         # What was foreseen for an earlier asking of this id counts no more.
+        if begun is not None:
+            self._ingress.give_up(begun.asked_as)
         said = self._take_back(message.request_id)
         self._begun.forget(message.request_id)
         route = self._ingress.route(self._asking(message), now_s, among)

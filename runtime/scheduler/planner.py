@@ -54,6 +54,6 @@ def make_planner(
         lanes=lanes,
         rates=rates,
         rows=drafter,
-        copies=CopyDrafter(requests=requests, source=source),
+        copies=CopyDrafter(num_lanes=len(lanes), requests=requests, source=source),
         timers=timers,
     )

@@ -297,16 +297,18 @@ class Sleep:
     def _refuse_late(self, now_s: float) -> None:
         """End requests that have waited for the wake as long as they may.
 
-        Those that the engine had before wait on, as they were taken in, also if their clients have
-        asked again since. Thousands may wait: they are looked at when the first of them is late.
+        Those that the engine had before wait on, as they were taken in, and so do outputs that have
+        begun, here or elsewhere, of which clients ask for the rest. Thousands may wait: they are
+        looked at when the first of them is late.
         """
         if now_s < self._none_late_until_s:
             return
-        left = [
-            each
-            for each in self._requests.unplaced.values()
-            if each.arrival_s > self._since_s and each.submit.known_output is None
-        ]
+        unplaced = self._requests.unplaced.values()
+        new = (each for each in unplaced if each.arrival_s > self._since_s)
+        left = [each for each in new if not len(each.submit.earlier_output)]
+        if unplaced and not left and self._settings.max_asleep_wait_s:
+            self._let_wait(now_s + self._settings.max_asleep_wait_s)
+            return
         for request in left[:_MAX_REFUSED]:
             due_s = self._wait_until_s(request)
             if now_s < due_s:

@@ -87,7 +87,7 @@ _Jobs = queue.SimpleQueue[_Job | None]
 class CudaTransfers:
     """A `TransferEngine` whose copies the device carries out by itself.
 
-    `start` and `wait_layer` are called with the compute stream current. Per direction one thread
+    `wait_layer` is called with the compute stream current. Per direction one thread
     enqueues copies, as a copy engine takes about 1 us of the host per piece, and one waits for
     them. The caller waits only, in `wait_layer`, for a copy that is not enqueued yet.
     """

@@ -59,7 +59,8 @@ class TransferEngine(Protocol):
     def start(self, loads: PageCopies, backups: PageCopies) -> None:
         """Begin copies and return.
 
-        A backup sees all that was enqueued before on the calling thread's stream.
+        A backup sees all that was enqueued before on the calling thread's stream; nothing has to
+        have been, where its pages are complete.
 
         Raises AccountingError if a page, host page or group does not exist, or a transfer id is in
         flight.

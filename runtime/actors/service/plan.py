@@ -91,8 +91,10 @@ def next_steps(
     starting = _in_states(engines, EngineState.STARTING, without=given_up)
     serving = _in_states(engines, EngineState.SERVING, EngineState.AWAY, without=lost)
     present = Counter(each.role for each in starting + serving)
-    # Who starts serves nobody yet.
-    ending_first = starting[::-1] + serving[::-1]
+    # Who starts serves nobody yet, and who is away perhaps nobody any more.
+    away = [each for each in serving if each.state is EngineState.AWAY]
+    reached = [each for each in serving if each.state is EngineState.SERVING]
+    ending_first = starting[::-1] + away[::-1] + reached[::-1]
     taken = {each.node for each in ending_first}
     surplus = present - Counter(wanted)
     if not surplus and taken.issuperset(nodes):

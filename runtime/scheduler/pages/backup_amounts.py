@@ -2,9 +2,9 @@
 
 from raydix.runtime.config.page_counts import pages_within
 
-_MAX_PAGES_PER_PLAN = 256
-_MAX_BYTES_PER_PLAN = 512 << 20
-"""The most of each KV group that one plan copies to L2: some 10 ms of what carries it."""
+_MAX_PAGES_PER_COPY = 256
+_MAX_BYTES_PER_COPY = 512 << 20
+"""The most of each KV group in one copy to L2: some 10 ms of what carries it."""
 _PAGES_PER_CLEAN_PAGE = 16
 """One page in so many is kept free, or clean (copied to L2), before pages are needed."""
 _STEPS_AHEAD = 2
@@ -18,9 +18,9 @@ be, which is in vain only if they are used again.
 """
 
 
-def pages_of_plan(page_bytes: int) -> int:
-    """The most pages of so many bytes that one plan copies to L2."""
-    return pages_within(_MAX_BYTES_PER_PLAN, page_bytes, _MAX_PAGES_PER_PLAN)
+def pages_of_copy(page_bytes: int) -> int:
+    """The most pages of so many bytes in one copy to L2."""
+    return pages_within(_MAX_BYTES_PER_COPY, page_bytes, _MAX_PAGES_PER_COPY)
 
 
 def low_water(num_pages: int, pages_per_step: int, most_taken: int) -> int:

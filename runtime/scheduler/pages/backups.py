@@ -12,7 +12,7 @@ from raydix.runtime.cache.radix_node import RadixNode, Victim
 from raydix.runtime.cache.radix_tree import RadixTree
 from raydix.runtime.config.policies import WritePolicy
 from raydix.runtime.scheduler.counters import Count, Counters
-from raydix.runtime.scheduler.pages.backup_amounts import low_water, pages_of_plan
+from raydix.runtime.scheduler.pages.backup_amounts import low_water, pages_of_copy
 from raydix.runtime.scheduler.pages.inspected import NewPage, inspected_page
 from raydix.runtime.scheduler.pages.use_counts import UseCounts
 from raydix.runtime.scheduler.settings import SchedulerSettings
@@ -247,7 +247,7 @@ class BackupQueue:
             return keys, page_ids
 
         dirty = self._dirty[group]
-        most = pages_of_plan(self._settings.layout.host_page_bytes(group))
+        most = pages_of_copy(self._settings.layout.host_page_bytes(group))
         limit = min(most, self._host.num_granted(group))
         while num_pages := min(len(dirty), limit - len(keys)):
             oldest = dict([dirty.popitem(last=False) for _ in range(num_pages)])

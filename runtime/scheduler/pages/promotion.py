@@ -104,8 +104,9 @@ class Promotions:
             return None
         if self.num_left(request, lock) < num_l2_pages:
             self._end_returns()
+        wanted = min(num_l2_pages, self._most_pages(request) - lock.num_pages)
         for reservation in reversed(self.reservations):
-            if self.num_left(request, lock) >= num_l2_pages:
+            if self.num_left(request, lock) >= wanted:
                 break
             # This request is here, and that one is yet to come.
             self.end(reservation.request_id)
@@ -213,12 +214,14 @@ class Promotions:
         """
         own = self._promotions.get(request.request_id)
         num_others = self.num_pages - (0 if own is None else own.num_pages)
-        max_pages = self._settings.max_pages
-        if not request.prefetch.is_halted:
-            max_pages //= _L1_PAGES_PER_PROMOTED_PAGE
-        num_left = max_pages - num_others - lock.num_pages
+        num_left = self._most_pages(request) - num_others - lock.num_pages
         pairs = zip(self._l1.num_freeable(), self._settings.reaches, strict=True)
         return min([num_left, *(num for num, reach in pairs if reach is None)])
+
+    def _most_pages(self, request: RequestState) -> int:
+        """The most pages that a request's promotion may keep, if there is no other one."""
+        max_pages = self._settings.max_pages
+        return max_pages if request.prefetch.is_halted else max_pages // _L1_PAGES_PER_PROMOTED_PAGE
 
     def wait_for_load(self, promotion: Promotion, load: Load) -> None:
         """Note that HostMemory has leased the first pages of a part, which `load` brings."""

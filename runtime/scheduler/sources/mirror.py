@@ -82,6 +82,7 @@ class Mirror:
         page, width = start + 1, 1
         while page < stop:
             shorts = keys.shorts(page, min(page + width, stop))
+            assert shorts, "there is a key for each page"
             if not known.issuperset(shorts):
                 gap = next(index for index, short in enumerate(shorts) if short not in known)
                 return page + gap - start

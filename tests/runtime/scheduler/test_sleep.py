@@ -244,3 +244,10 @@ def test_a_prefetch_does_not_wait_for_those_that_wait_for_the_wake() -> None:
     driver.send(events.ClientMessage(client_id=CLIENT, message=prefetch))
     driver.wait(1.0)
     assert Lookup in [type(message) for message in driver.to_host]
+
+
+def test_what_is_asked_again_without_a_token_waits_as_long_as_new_requests() -> None:
+    driver = driver_asleep(max_asleep_wait_s=5.0)
+    driver.submit(list(range(20)), max_tokens=9, name="x", known_output=int32_array([]))
+    driver.wait(6.0)
+    assert driver.answers["x"].ending == FailureKind.ASLEEP.value

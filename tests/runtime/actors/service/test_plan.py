@@ -61,6 +61,7 @@ def test_an_engine_that_is_away_is_replaced_only_once_its_node_is_lost() -> None
     assert steps([engine(1, "a", AWAY)], "abc", 1) == []
     assert steps([engine(1, "a", AWAY)], "bc", 1) == [start("b")]
     assert steps([engine(1, "a"), engine(2, "b", AWAY)], "ab", 1) == [Drain(name="s/2")]
+    assert steps([engine(1, "a", AWAY), engine(2, "b")], "ab", 1) == [Drain(name="s/1")]
 
 
 def test_a_node_that_joins_gets_an_engine_that_is_wanted() -> None:

@@ -1,5 +1,6 @@
 """Backups: which pages are copied to L2, and when."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -29,15 +30,16 @@ def test_write_through_backs_up_at_once_and_commits_after_the_acknowledgement() 
     assert driver.ready == set(split_keys(driver.keys(PROMPT)))
 
 
-def test_a_plan_copies_as_many_pages_as_its_bytes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_has_as_many_pages_as_its_bytes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = driver_with()
     page_bytes = driver.settings.layout.host_page_bytes(0)
-    monkeypatch.setattr(backup_amounts, "_MAX_BYTES_PER_PLAN", 3 * page_bytes + 1)
+    monkeypatch.setattr(backup_amounts, "_MAX_BYTES_PER_COPY", 3 * page_bytes + 1)
     driver.submit(PROMPT, max_tokens=1)
     driver.host_turn()
     driver.step()
 
-    assert [len(plan.backups) for plan in driver.plans[0]][-2:] == [3, 1]
+    copies = driver.plans[0][-1].backups
+    assert sorted(Counter(copies.transfer_ids.tolist()).values()) == [1, 3]
     driver.run()
     assert driver.ready == set(split_keys(driver.keys(PROMPT)))
 
