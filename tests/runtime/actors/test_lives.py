@@ -55,7 +55,7 @@ def test_serve_says_why_it_ends(bereaved: BereavedClient) -> None:
     assert bereaved.serve_ended_s - bereaved.killed_s < here(SERVE_ENDS_S)
     assert bereaved.serve_status == 1
     last = bereaved.serve_said.splitlines()[-1]
-    assert last.startswith(f"EngineDead: the Supervisor of engine {bereaved.name}")
+    assert last.startswith(f"EngineAway: the link to the Supervisor of engine {bereaved.name}")
     assert find_record(bereaved.name) is None
 
 
