@@ -12,8 +12,8 @@ SHARED = "ray"
 """The group of all files whose tests run on the session's Ray cluster: one process has it."""
 OWN = "clusters"
 """The group of all files whose tests start clusters of their own, one after the other."""
-APART = "tests/simulation/"
-"""Tests that share nothing and compute for long."""
+APART = re.compile(r"tests/simulation/|tests/exactness/[^[]*\[cuda-")
+"""Tests that share nothing and take long: each of those of a GPU compiles kernels of its own."""
 AFTER_SILENCE = "tests/runtime/actors/test_silence.py"
 """The file that waits until a client was without an engine for long: best behind all others."""
 _USES_SHARED = re.compile(r"\b(?:ray_cluster|shared_engine|bereaved)[:\"]")
@@ -32,10 +32,8 @@ def cluster_of(path: str) -> str | None:
 def group_of(node: str) -> str:
     """What a test, by the name that pytest gives it, has in common with those of its process."""
     path = node.partition("::")[0]
-    if path.startswith(APART):
-        return node
     # Tests of a file share fixtures.
-    return cluster_of(path) or path
+    return cluster_of(path) or (node if APART.match(node) else path)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ import re
 import hypothesis
 import pytest
 
-from tests.processes import AFTER_SILENCE, APART, OWN, ROOT, SHARED, group_of
+from tests.processes import AFTER_SILENCE, OWN, ROOT, SHARED, group_of
 
 
 def test_every_file_that_uses_the_shared_cluster_runs_in_its_process() -> None:
@@ -38,12 +38,15 @@ def test_services_and_what_else_has_a_cluster_of_its_own_run_in_one_process_more
     assert group_of("tests/service/test_access.py::test_any") == SHARED
 
 
-def test_a_files_tests_stay_together_but_for_the_simulation() -> None:
+def test_a_files_tests_stay_together_but_for_those_that_share_nothing_and_take_long() -> None:
     assert group_of("tests/test_owners.py::test_a") == group_of("tests/test_owners.py::test_b[1]")
     assert group_of("tests/test_owners.py::test_a") != group_of("tests/test_documents.py::test_a")
-    (random,) = (ROOT / APART).glob("test_random.py")
-    path = random.relative_to(ROOT)
-    assert group_of(f"{path}::test_a[0]") != group_of(f"{path}::test_a[10]")
+    for path, first, second in (
+        ("tests/simulation/test_random.py", "0", "10"),
+        ("tests/exactness/test_families.py", "cuda-2-QWEN3", "cuda-2-PHI3"),
+    ):
+        assert (ROOT / path).exists()
+        assert group_of(f"{path}::test_a[{first}]") != group_of(f"{path}::test_a[{second}]")
 
 
 def test_no_drawn_example_is_too_slow() -> None:
