@@ -42,7 +42,8 @@ class HandOvers:
 
     def begin(self, lane: Lane, request: RequestState, now_s: float) -> None:
         """Wait until L2 has the pages of a request that has just ended, or as long as that pays."""
-        num_pages = self._settings.reusable_pages(request.num_tokens)
+        # The last token, which was sampled here, has its keys and values computed there.
+        num_pages = (request.num_tokens - 1) // self._settings.page_size
         wanted = lane.backups.wanted_of(split_keys(request.chain.keys(num_pages)))
         num_bringing = sum(not self._view.keys.is_told(*page) for page in wanted)
         num_tokens = min(num_bringing, num_pages) * self._settings.page_size

@@ -35,6 +35,15 @@ def test_the_first_token_comes_at_once_and_the_end_once_l2_has_the_pages() -> No
     driver.core.check()
 
 
+@pytest.mark.parametrize("num_tokens", range(1, 18))
+def test_a_page_that_the_first_token_fills_is_not_awaited(num_tokens: int) -> None:
+    driver = driver_with()
+    name = driver.submit(PROMPT[:num_tokens], goes_on_elsewhere=True)
+    # No time passes but that of steps.
+    driver.run()
+    assert driver.answers[name].ending == "handed_over"
+
+
 def test_who_was_handed_over_holds_nothing() -> None:
     driver = driver_with()
     begun(driver)
