@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydix.errors import AccountingError
+from raydix.ids import ConnectionId
 from raydix.runtime.messages.client import FailureKind, RequestFailure
 from raydix.runtime.scheduler.events import GiveBack, PhaseReached, TakeAgain
 from raydix.runtime.scheduler.life.endings import Endings
@@ -108,6 +109,8 @@ class Sleep:
         """The time since which requests wait."""
         self._none_late_until_s = -math.inf
         """The time before which no request has waited for the wake too long."""
+        self._offered_to: ConnectionId | None = None
+        """The link to the HostMemory that was to get all pages that L1 alone had."""
         self._fewest_left = 0
         """The fewest pages that have been left to back up, and since when."""
         self._fewest_since_s = -math.inf
@@ -265,8 +268,10 @@ class Sleep:
         """The pages that wait for their copy; none if L2 takes none for too long."""
         if self.phase is not Phase.BACKING_UP or not self._settings.has_host_memory:
             return 0
-        if not (self._source.view.is_usable or self._num_waiting_pages()):
-            # What a HostMemory was to get that has died is forgotten: the next one is to get it.
+        is_another = self._source.view.connection != self._offered_to
+        if is_another and not any(lane.in_flight.transfers for lane in self._lanes):
+            # What a HostMemory was to get that has died is forgotten, or was on its way to it: the
+            # next one is to get it, also if that came before anybody looked.
             self._offer_all(now_s)
         num_left = self._num_waiting_pages()
         if num_left < self._fewest_left:
@@ -281,6 +286,7 @@ class Sleep:
     def _offer_all(self, now_s: float) -> None:
         for lane in self._lanes:
             lane.back_up_all()
+        self._offered_to = self._source.view.connection
         self._fewest_left, self._fewest_since_s = self._num_waiting_pages(), now_s
 
     def _end_returns(self) -> None:

@@ -123,6 +123,28 @@ def test_the_next_host_memory_gets_what_the_last_one_was_to_get() -> None:
     assert (driver.core.phase, driver.num_lost) == (Phase.GIVING_BACK, [0])
 
 
+@pytest.mark.parametrize("is_copying", [True, False])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_host_memory_that_is_replaced_at_once_gets_what_the_last_one_was_to_get(
+    is_copying: bool, is_told: bool
+) -> None:
+    driver = SleepyDriver()
+    driver.submit(list(range(20)), max_tokens=1)
+    driver.run()
+    if not is_copying:
+        # It has no free page.
+        driver.core._source.view.take_pages(0, 64)
+    driver.send(PAGES_ALONE)
+    driver._host.clear()
+    driver.to_host.clear()
+    if is_told:
+        driver.core.hear(events.HostLost(connection=driver.host_connection), driver.now_s)
+    driver.attach_host()
+    driver.run()
+    assert (driver.core.phase, driver.num_lost) == (Phase.GIVING_BACK, [0])
+    assert all(driver.in_l2(0, driver.keys(list(range(20)))))
+
+
 def test_a_host_memory_that_stays_away_is_not_waited_for_and_what_is_lost_is_told() -> None:
     driver = driver_that_backs_up()
     driver.wait(11.0)
