@@ -49,10 +49,13 @@ class Endings:
 
     def hand_over(self, lane: Lane, request: RequestState, now_s: float) -> None:
         """End a request that goes on at another engine, which its client is told in a while."""
+        is_orphan = request.request_id in self._requests.orphans
         request.leave_hint()
         self.finish(request, FinishReason.HANDED_OVER)
-        self._hand_overs.begin(lane, request, now_s)
         lane.backups.hasten()
+        # Of what is nobody's nobody is told, and its name may be used again.
+        if not is_orphan:
+            self._hand_overs.begin(lane, request, now_s)
 
     def fail(self, request: RequestState, kind: FailureKind, message: str) -> None:
         """End a request badly and tell its client, unless that is gone."""

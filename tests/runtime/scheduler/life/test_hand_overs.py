@@ -133,6 +133,30 @@ def test_nobody_is_told_whose_client_is_gone() -> None:
     assert driver.core.is_idle
 
 
+def test_what_is_nobodys_by_its_first_token_keeps_its_name_from_nobody() -> None:
+    driver = CoreDriver(
+        has_host_memory=True,
+        num_pages=(400,),
+        max_running_requests=64,
+        prefill_budget_tokens=2000,
+    )
+    for number in range(40):
+        driver.submit([number, 7] * 6, client="former link", goes_on_elsewhere=True)
+    driver.host_turn()
+    driver.step()
+    driver.host_turn()
+    driver.send(events.ClientGone(client_id=ClientId("former link")))
+    # They end some at a time, and steps with the others are under way.
+    name, *_ = driver.core._lanes[0].running
+    while name in driver.core._requests.living:
+        driver.step()
+
+    driver.answers.pop(name, None)
+    driver.submit([1, 2, 3], name=name, client="next link")
+    driver.run()
+    assert driver.answers[name].ending == "length"
+
+
 def test_an_engine_that_stops_lets_them_go_at_once() -> None:
     driver = driver_with()
     name = begun(driver)
