@@ -136,11 +136,11 @@ class Router:
     def joins(self, node: NodeId, message: SubmitRequest) -> SubmitRequest:
         """Count what goes to an engine that was not chosen here, such as a further sample.
 
-        That goes on where the first sample does.
+        That goes on where the first sample does, unless it begins there.
         """
         self._ingress.note_sent(node)
         first = self._begun.place_of(message.sample_of)
-        if first is not None and _may_be_split(message):
+        if first is not None and first.then != node and _may_be_split(message):
             return self._split(message, first.then)
         return message
 
