@@ -12,6 +12,7 @@ from raydix.runtime.messages.arrays import Int32Array, Int64Array
 from raydix.runtime.messages.client import FromClient, RequestDelta
 from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.scheduler.events import ClientGone, ClientMessage
+from raydix.runtime.scheduler.newest_links import NewestLinks
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class ClientLinks:
 
     def __init__(self, post: Callable[[ClientMessage | ClientGone], None]) -> None:
         self._post = post
+        self._newest = NewestLinks()
         self._outboxes: dict[ClientId, ClientOutbox] = {}
         self._num_served = 0
         self._unsent: set[ClientId] = set()
@@ -40,19 +42,34 @@ class ClientLinks:
         return len(self._outboxes)
 
     async def serve(self, link: Link) -> None:
-        """Take what a client asks until its link ends."""
+        """Take what a client asks until its link ends, or its next one is there."""
         self._num_served += 1
-        client_id = ClientId(f"{link.hello.name}#{self._num_served}")
+        name = link.hello.name
+        client_id = ClientId(f"{name}#{self._num_served}")
+        given_up = self._newest.open(name, link.hello.incarnation, client_id)
+        if given_up == client_id:
+            return
+        if given_up is not None:
+            # Before anything that is asked over the new one.
+            self._lose(given_up)
         outbox = self._outboxes[client_id] = ClientOutbox(link)
         try:
             await self._hear(client_id, link)
         except LinkClosed:
             pass
         finally:
-            del self._outboxes[client_id]
-            self._unsent.discard(client_id)
+            self._newest.close(name, client_id)
             self.num_slow += outbox.was_too_slow
-            self._post(ClientGone(client_id=client_id))
+            self._lose(client_id)
+
+    def _lose(self, client_id: ClientId) -> None:
+        """Give up a link, unless that was done."""
+        outbox = self._outboxes.pop(client_id, None)
+        if outbox is None:
+            return
+        outbox.link.close()
+        self._unsent.discard(client_id)
+        self._post(ClientGone(client_id=client_id))
 
     def add(self, client_id: ClientId, delta: RequestDelta) -> None:
         """Send this with the next news, unless the client has gone."""

@@ -10,7 +10,7 @@ from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import EngineHandle
 from raydix.runtime.api.engine_client import EngineClient
 from raydix.runtime.api.engine_line import ChooseLine
-from raydix.runtime.api.engine_place import EnginePlace, open_link
+from raydix.runtime.api.engine_place import Dialler, EnginePlace
 from raydix.runtime.api.first_outcomes import first_outcomes, raise_unless_some_are_there
 from raydix.runtime.api.found_engine import FoundEngine
 from raydix.runtime.api.home_loop import HomeLoop
@@ -69,7 +69,7 @@ class EngineConnection:
         self._versions = Versions()
         self._model = ServedModel()
         """The model of several engines; one alone may serve another after each start."""
-        self._home = HomeLoop()
+        self._home, self._dialler = HomeLoop(), Dialler()
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         self._gone: dict[str, RaydixError] = {}
         """The engines that were found to have ended when they were asked last, and why."""
@@ -276,9 +276,16 @@ class EngineConnection:
         """Use an engine that was found. Raises why that cannot be, EngineDead as a rule."""
         if isinstance(found, EngineDead):
             raise found
+        async with self._home.joining(engine.name):
+            if not self._versions.has_link(engine.name):
+                await self._link_to(engine, found)
+        self._client = self._versions.chosen(_names(self.engines))
+
+    async def _link_to(self, engine: FoundEngine, found: EngineHandle) -> None:
+        """Make a link to an engine to which there is none."""
         try:
             tokenizer = await self.tokenizers.of(found)
-            link = await open_link(engine.name, found)
+            link = await self._dialler.open_link(engine.name, found)
         except EngineDead:
             engine.forget()
             raise
@@ -295,12 +302,8 @@ class EngineConnection:
             self._versions.add(client)
         self._versions.note(engine.name, limits)
         self._gone.pop(engine.name, None)
-        if client.has_link(engine.name):
-            link.close()
-        else:
-            client.use(engine.name, link)
-            self._tell(engine.name, "is used", logging.INFO)
-        self._client = self._versions.chosen(_names(self.engines))
+        client.use(engine.name, link)
+        self._tell(engine.name, "is used", logging.INFO)
 
     def _choice(self) -> ChooseLine:
         """What chooses the engine of each request. One that is the only one is not followed."""

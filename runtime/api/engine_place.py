@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.bootstrap.control_client import dial_engine
+from raydix.runtime.actors.bootstrap.control_client import (
+    client_hello,
+    dial_engine,
+    new_client_name,
+)
 from raydix.runtime.actors.bootstrap.launch import EngineHandle, find_engine
 from raydix.runtime.actors.bootstrap.remote import reach_engine
 from raydix.runtime.actors.links.link import Link, LinkClosed
@@ -41,12 +45,24 @@ class EnginePlace:
         return await asyncio.to_thread(find_engine, self.name, self.cluster)
 
 
-async def open_link(name: str, handle: EngineHandle) -> Link:
-    """Connect to an engine that was found. Raises EngineDead."""
-    try:
-        return await dial_engine(handle.record, Role.SCHEDULER)
-    except (LinkClosed, OSError) as error:
-        raise EngineDead(
-            f"The engine {name!r} does not answer ({error}). Start it, or wait until it has "
-            "recovered."
-        ) from error
+class Dialler:
+    """Owns: the name by which engines know one client again, and how many links it has opened.
+
+    Its newest link to an engine ends the former one, with all that was asked over it.
+    """
+
+    def __init__(self) -> None:
+        self._client = new_client_name()
+        self._num_links = 0
+
+    async def open_link(self, name: str, handle: EngineHandle) -> Link:
+        """Connect to an engine that was found. Raises EngineDead."""
+        self._num_links += 1
+        hello = client_hello(Role.SCHEDULER, self._client, self._num_links)
+        try:
+            return await dial_engine(handle.record, hello)
+        except (LinkClosed, OSError) as error:
+            raise EngineDead(
+                f"The engine {name!r} does not answer ({error}). Start it, or wait until it has "
+                "recovered."
+            ) from error

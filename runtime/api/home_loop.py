@@ -8,11 +8,18 @@ from raydix.runtime.api.shared_failure import SharedFailure
 
 
 class HomeLoop:
-    """Owns: the loop on which the connection of a handle lives, and whose turn it is to connect."""
+    """Owns: the loop on which the connection of a handle lives, and whose turn it is to connect: to
+    all engines, or to one.
+    """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.connecting = SharedFailure()
+        self._joining: dict[str, asyncio.Lock] = {}
+
+    def joining(self, engine: str) -> asyncio.Lock:
+        """Held by whoever makes a link to this engine, where a second one would end the first."""
+        return self._joining.setdefault(engine, asyncio.Lock())
 
     def enter(self, client: EngineClient | None) -> EngineClient | None:
         """Make the running loop the home. Returns the client, or None if it is of a former one.
@@ -29,7 +36,7 @@ class HomeLoop:
             )
 
         self._loop = running
-        self.connecting = SharedFailure()
+        self.connecting, self._joining = SharedFailure(), {}
         if client is not None:
             client.abandon()
         return None

@@ -3,7 +3,8 @@
 A request id is the caller's name for a request, and may be used again once that request has ended.
 What is asked and what is answered is told apart by the asking: a number that the client uses once
 on its link. When a link closes, all that went over it is stale: the Scheduler ends what the client
-asked, and nothing is answered elsewhere.
+asked, and nothing is answered elsewhere. So it does once the client's next link is there, which may
+be before it notices that the former one is lost.
 """
 
 from dataclasses import dataclass, field

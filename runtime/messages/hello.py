@@ -30,7 +30,10 @@ class Hello:
     role: Role
     name: str
     incarnation: int
-    """Counts the starts of the named actor; a link belongs to one pair of incarnations."""
+    """Counts the starts of the named actor; a link belongs to one pair of incarnations.
+
+    Of a client, its links: the newest to an actor stands for it, and ends the former ones.
+    """
     pid: int
     rank: Rank | None = None
     """The rank of a GPU actor; no other actor has one."""

@@ -85,8 +85,6 @@ class ClientLink:
         self.name = name
         self.client_id = client_id
         self.link = link
-        self.is_forgotten = False
-        """The Scheduler has ended all that was asked here."""
         self._cluster = cluster
         self._num_askings = 0
         self._answers: dict[AskingId, Answer] = {}

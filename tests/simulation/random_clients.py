@@ -62,10 +62,6 @@ class RandomClients:
         """The clients of the engine where what was begun at this one goes on."""
         self._foretold: dict[Answer, Foretold] = {}
         """How that engine was told of what it is to go on with."""
-        self._links: list[ClientLink] = []
-        """The links, of which the Scheduler may not have noticed the end."""
-        self._at_risk: set[Answer] = set()
-        """Sent while the Scheduler may still know their names by their client's former link."""
         self._prefixes = [
             self._tokens(self._random, self._random.choice(workload.prefix_tokens))
             for _ in range(workload.num_prefixes)
@@ -133,14 +129,14 @@ class RandomClients:
         if not self._cluster.scheduler.is_up:
             return
         tokens = draw.choice(self._prefixes) + self._tokens(draw, draw.randrange(20))
-        link = self._link(_HINTER)
+        link = self._cluster.client(_HINTER)
         name = self._take_name(_HINTER)
         hint = PrefetchPrompt(
             asking=link.next_asking(), request_id=name, token_ids=int32_array(tokens)
         )
         hint = with_pin(hint, link, self._workload, self._cluster, draw)
         answer = self._cluster.prefetch(hint, _HINTER)
-        self._note_sent(answer, name)
+        self._named[answer] = name
         if draw.random() < self._workload.abort_fraction:
             self._cluster.after(draw.uniform(0, 0.4), lambda: self._end_early(answer))
 
@@ -175,7 +171,7 @@ class RandomClients:
         if not self._cluster.scheduler.is_up:
             self._cluster.after(_RETRY_S, lambda: self._submit(client, message, foretold))
             return
-        link = self._link(client)
+        link = self._cluster.client(client)
         is_expected = foretold is not None and foretold.link is link
         name = self._take_name(client)
         self._num_sent += 1
@@ -209,7 +205,7 @@ class RandomClients:
         answer = self._cluster.submit(sent, client)
         if sent.goes_on_elsewhere and draw.random() < self._workload.foretold_fraction:
             self._foretell(answer, client, draw)
-        self._note_sent(answer, name)
+        self._named[answer] = name
         if self._random.random() < self._workload.abort_fraction:
             self._cluster.after(self._random.uniform(0, 0.4), lambda: self._end_early(answer))
         if message.sample_of is None and draw.random() < self._workload.sample_fraction:
@@ -221,7 +217,7 @@ class RandomClients:
         there = self._next._cluster
         if there.is_ended or not there.scheduler.is_up:
             return
-        link = self._next._link(client)
+        link = there.client(client)
         asking = link.next_asking()
         link.expect(
             ExpectRequest(
@@ -260,24 +256,10 @@ class RandomClients:
         if name is not None:
             self._free[answer.link.name].append(name)
 
-    def _link(self, client: str) -> ClientLink:
-        link = self._cluster.client(client)
-        self._links = [
-            *(known for known in self._links if not known.is_forgotten and known is not link),
-            link,
-        ]
-        return link
-
     @property
     def _takes_hints(self) -> bool:
         settings = self._workload.settings
         return settings.has_host_memory and settings.prefix_caching
-
-    def _note_sent(self, answer: Answer, name: RequestId) -> None:
-        self._named[answer] = name
-        link = answer.link
-        if any(known.name == link.name and known is not link for known in self._links):
-            self._at_risk.add(answer)
 
     def _on_ending(self, answer: Answer) -> None:
         self._free_name(answer)
@@ -290,14 +272,13 @@ class RandomClients:
         if is_request and may_fail(answer.submit.grammar) and answer.ending == _REFUSED:
             self._num_pending -= 1
             return
-        if answer.ending == _REFUSED and (is_request or self._takes_hints):
-            assert answer in self._at_risk, f"{answer.asked} is refused"
+        is_taken = is_request or self._takes_hints
+        assert answer.ending != _REFUSED or not is_taken, f"{answer.asked} is refused"
         if not is_request:
             return
-        if answer.ending in (_REFUSED, CUT_OFF):
-            client, submit = answer.link.name, answer.submit
-            if answer.ending == CUT_OFF:
-                submit = replace(submit, known_output=int32_array(answer.output))
+        if answer.ending == CUT_OFF:
+            client = answer.link.name
+            submit = replace(answer.submit, known_output=int32_array(answer.output))
             self._cluster.after(
                 self._random.uniform(0, _RETRY_S), lambda: self._submit(client, submit)
             )

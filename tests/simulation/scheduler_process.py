@@ -12,6 +12,7 @@ from raydix.runtime.foresight.simulator.links import End, Link, Turns
 from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.expert_plans import plan_experts
+from raydix.runtime.scheduler.newest_links import NewestLinks
 from raydix.runtime.scheduler.phase import Phase
 from tests.simulation.batches import check_plans
 from tests.simulation.client_links import ClientAsking, ClientLink
@@ -47,12 +48,11 @@ class SchedulerProcess:
         self._peers: dict[str, ConnectionId] = {}
         """The latest link of each rank and of HostMemory."""
         self._clients: dict[ClientId, ClientLink] = {}
-        self._leaving: dict[ClientId, ClientLink] = {}
-        """Their links have closed, and the core has not heard of it."""
         self.start()
 
     def start(self) -> None:
         """A process with a new core; whoever waits for it may dial."""
+        self._newest = NewestLinks()
         phase = Phase.ASLEEP if self._cluster.sleep.is_asleep else Phase.AWAKE
         self.core = SchedulerCore(self._cluster.settings, phase)
         self.followers = Followers(self._cluster, self.core)
@@ -99,10 +99,8 @@ class SchedulerProcess:
         self._turns.stop()
         for link in (*self._dialled, *(client.link for client in self._clients.values())):
             link.close()
-        for client in (*self._clients.values(), *self._leaving.values()):
-            client.is_forgotten = True
         self.lives += 1
-        for kept in (self._dialled, self._links, self._peers, self._clients, self._leaving):
+        for kept in (self._dialled, self._links, self._peers, self._clients):
             kept.clear()
 
     def take_now(self, event: events.Event) -> None:
@@ -185,7 +183,10 @@ class SchedulerProcess:
         link.listen(End.ACCEPTOR, lambda message: post(event_of(message)), lose)
 
     def accept_client(self, client: ClientLink) -> None:
-        """A client says hello."""
+        """A client says hello, perhaps before the end of its former link is noticed."""
+        given_up = self._newest.open(client.name, client.link.number, client.client_id)
+        if given_up is not None:
+            self._lose_client(self._clients[given_up])
         self._clients[client.client_id] = client
         hear = partial(self.hear_client, client)
         client.link.listen(End.ACCEPTOR, hear, lambda: self._lose_client(client))
@@ -198,7 +199,8 @@ class SchedulerProcess:
 
     def _lose_client(self, client: ClientLink) -> None:
         if self._clients.pop(client.client_id, None) is client:
-            self._leaving[client.client_id] = client
+            self._newest.close(client.name, client.client_id)
+            client.link.close()
             self._turns.post(events.ClientGone(client_id=client.client_id))
 
     def link_of(self, connection: ConnectionId) -> Link | None:
@@ -222,9 +224,6 @@ class SchedulerProcess:
         for change in self.followers.due():
             self.core.hear(change, self._cluster.now_s)
             self._decide([change])
-        for event in heard:
-            if isinstance(event, events.ClientGone):
-                self._leaving.pop(event.client_id).is_forgotten = True
         self._check(len(heard))
         for client in tuple(self._clients.values()):
             client.flush()

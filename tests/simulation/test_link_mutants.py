@@ -10,6 +10,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.late_ranks import LateRanks
 from raydix.runtime.scheduler.life.requests import Requests
+from raydix.runtime.scheduler.newest_links import NewestLinks
 from raydix.runtime.scheduler.queue.waiting import WaitingQueue
 from raydix.runtime.scheduler.rank_events import RankEvents
 from raydix.runtime.scheduler.request.request import RequestState
@@ -133,6 +134,11 @@ def late_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LateRanks, "condemn", lambda self, now_s: None)
 
 
+def former_links_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that comes again is somebody else until the end of its former link is noticed."""
+    monkeypatch.setattr(NewestLinks, "open", lambda self, client, number, link: None)
+
+
 CASES = [
     Case(
         mutant=leases_by_name,
@@ -173,6 +179,7 @@ CASES = [
             abort_fraction=0.8,
         ),
     ),
+    Case(mutant=former_links_stay, workload=replace(FLAPS, num_client_flaps=8)),
     Case(mutant=claims_are_never_ended, workload=replace(FLAPS, settings=FROM_STORAGE)),
     Case(
         mutant=late_ranks_are_left_alone,

@@ -53,22 +53,31 @@ class EngineAway(EngineDead):
     """The engine cannot be reached: it may have ended, or only the way to it be lost."""
 
 
-async def dial_engine(record: EngineRecord, seeks: Role, timeout_s: float = DIAL_S) -> Link:
-    """A link to an engine's Supervisor or to its Scheduler.
+async def dial_engine(record: EngineRecord, hello: Hello, timeout_s: float = DIAL_S) -> Link:
+    """A link to the Supervisor or the Scheduler of an engine, whichever the client `hello` seeks.
 
     Raises LinkClosed, OSError or ConfigError.
     """
-    address = record.control_address if seeks is Role.SUPERVISOR else record.client_address
+    is_control = hello.seeks is Role.SUPERVISOR
+    address = record.control_address if is_control else record.client_address
     tls = None if record.tls is None else record.tls.for_dialer()
-    return await connect(address, client_hello(seeks), record.secret, timeout_s, tls)
+    return await connect(address, hello, record.secret, timeout_s, tls)
 
 
-def client_hello(seeks: Role) -> Hello:
-    """How a client of this process introduces itself, by a name that is used once."""
+def new_client_name() -> str:
+    """A name that no other client has."""
+    return f"client-{uuid.uuid4().hex}"
+
+
+def client_hello(seeks: Role, name: str | None = None, number: int = 0) -> Hello:
+    """How a client of this process introduces itself over its link of this number.
+
+    `name`: of `new_client_name`; None: one for this link alone.
+    """
     return Hello(
         role=Role.CLIENT,
-        name=f"client-{uuid.uuid4().hex}",
-        incarnation=0,
+        name=name or new_client_name(),
+        incarnation=number,
         pid=os.getpid(),
         seeks=seeks,
     )
@@ -106,7 +115,7 @@ async def call_supervisor(name: str, record: EngineRecord, method: str, *argumen
         raise BadRequest(f"{method}: {error}") from error
 
     try:
-        link = await dial_engine(record, Role.SUPERVISOR, _CONNECT_S)
+        link = await dial_engine(record, client_hello(Role.SUPERVISOR), _CONNECT_S)
     except (LinkClosed, OSError) as error:
         raise _gone(name, error) from error
 

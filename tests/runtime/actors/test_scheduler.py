@@ -87,8 +87,9 @@ class Bench:
         if self._rank is not None:
             await self._rank
 
-    async def connect(self, name: str = "c") -> Link:
-        return await connect(self.address, hello(Role.CLIENT, name), SECRET)
+    async def connect(self, name: str = "c", number: int = 1) -> Link:
+        own = replace(hello(Role.CLIENT, name), incarnation=number)
+        return await connect(self.address, own, SECRET)
 
     def _fail(self) -> None:
         self.num_fatal += 1
@@ -217,6 +218,36 @@ async def test_an_id_used_again_at_once_gets_the_news_of_its_new_use(bench: Benc
             delta.asking: delta.finished for delta in frame.deltas if delta.finished is not None
         }
     assert endings == {1: FinishReason.STOP, 2: FinishReason.LENGTH}
+
+
+async def test_a_client_that_comes_again_before_its_loss_is_noticed_goes_on(bench: Bench) -> None:
+    former = await bench.connect("c", 1)
+    former.send(submit(1, "a"))
+    await former.receive()
+    newer, other = await bench.connect("c", 2), await bench.connect("other")
+    newer.send(replace(submit(2, "a"), known_output=int32_array([5] * 10)))
+    assert len(await read_to_end(newer, 2)) == NUM_TOKENS - 10
+    with pytest.raises(LinkClosed):
+        await read_to_end(former, 1)
+
+    newer.send(submit(3, "b"))
+    await newer.receive()
+    other.send(submit(1, "b"))
+    frame = await other.receive()
+    assert isinstance(frame, TokenFrame)
+    [refused] = frame.deltas
+    assert refused.failure is not None
+    assert "'b' is in use" in refused.failure.message
+    assert len(await read_to_end(newer, 3)) > 0
+    bench.actor.check()
+
+
+async def test_a_link_that_arrives_after_a_newer_one_of_its_client_is_closed(bench: Bench) -> None:
+    newer, late = await bench.connect("c", 2), await bench.connect("c", 1)
+    with pytest.raises(LinkClosed):
+        await late.receive()
+    newer.send(submit(1, "a", max_tokens=3))
+    assert await read_to_end(newer, 1) == [5, 5, 5]
 
 
 async def test_a_stop_does_not_wait_for_what_waits_for_a_wake(folder: str) -> None:

@@ -25,7 +25,7 @@ from raydix.runtime.messages.client import (
     SubmitRequest,
     TokenFrame,
 )
-from raydix.runtime.messages.hello import Role
+from raydix.runtime.messages.hello import Hello
 
 CLOSED = object()
 RECORD = EngineRecord(control_address="fake:1", client_address="fake:2", secret=b"secret")
@@ -200,7 +200,9 @@ class FakeCluster:
         self.gateways: list[GatewaySettings | None] = []
         self.links: list[FakeLink] = []
         self.dialled: list[EngineRecord] = []
-        """The engine to which each link was opened."""
+        """The engine to which each link was opened, ..."""
+        self.hellos: list[Hello] = []
+        """... and as whom."""
         self.refuses_links = False
         self.frozen: dict[str, threading.Event] = {}
         """The engines that cannot be found until their event, as if they were stopped."""
@@ -235,11 +237,12 @@ class FakeCluster:
             raise EngineDead(f"there is no engine {name!r} at {address}")
         return self.engines[name]
 
-    async def _connect(self, record: EngineRecord, seeks: Role) -> FakeLink:
+    async def _connect(self, record: EngineRecord, hello: Hello) -> FakeLink:
         if self.refuses_links:
             raise LinkClosed("nobody listens")
         self.links.append(FakeLink(self.answer))
         self.dialled.append(record)
+        self.hellos.append(hello)
         return self.links[-1]
 
     def add(self, name: str) -> FakeHandle:

@@ -55,6 +55,30 @@ async def test_after_a_lost_link_a_request_goes_on_where_it_was(cluster, said):
     await engine.disconnect()
 
 
+async def test_the_next_link_is_known_as_a_later_one_of_the_same_client(cluster):
+    engine, other = AsyncLLM(), AsyncLLM()
+    task = await begin(cluster, engine)
+    cluster.links[0].break_off()
+    await task
+    await last(other.generate([3]))
+    told = [(each.name, each.incarnation) for each in cluster.hellos]
+    assert told[0] == (told[1][0], told[1][1] - 1)
+    assert told[2][0] != told[0][0]
+    await asyncio.gather(engine.disconnect(), other.disconnect())
+
+
+async def test_a_link_is_not_made_twice_by_two_who_find_none(cluster):
+    # The second one would end the first.
+    engine = AsyncLLM()
+    cluster.engines["raydix"] = cluster.handle
+    connection = engine._connection
+    [found] = connection.engines
+    await asyncio.gather(*(connection._join(found, cluster.handle) for _ in range(2)))
+    assert len(cluster.links) == 1
+    assert not cluster.links[0].is_closed
+    await engine.disconnect()
+
+
 async def test_a_deadline_goes_on_over_a_loss(cluster):
     engine = AsyncLLM()
     task = await begin(cluster, engine, deadline_s=1000.0)
