@@ -21,8 +21,8 @@ def topk_gating(
 
     Of equals the lower id comes first. bf16 or float32 logits, contiguous in E; the softmax is in
     float32. Weights are divided by their sum if `renormalise`. A token's experts differ whatever
-    its logits are; weights of a row of NaN are NaN. Raises ValueError if a shape, dtype or stride
-    differs.
+    its logits are; all weights of a row that has a NaN anywhere are NaN. Raises ValueError if a
+    shape, dtype or stride differs.
     """
     if router_logits_TE.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(
@@ -105,7 +105,8 @@ def _choose_experts(
         weight = tl.exp(largest - maximum)
         chosen_weights = tl.where((choice == k)[None, :], weight[:, None], chosen_weights)
     if RENORMALISE:
-        total = tl.sum(chosen_weights, 1)
+        # The chosen ones may all be numbers in a row that has a NaN, of which the softmax tells.
+        total = tl.where(total == total, tl.sum(chosen_weights, 1), total)
     out = token.to(tl.int64)[:, None] * CHOICES + choice[None, :]
     is_out = is_token[:, None] & (choice < CHOICES)[None, :]
     tl.store(weights_ptr + out, chosen_weights / total[:, None], mask=is_out)

@@ -53,6 +53,25 @@ def test_a_row_of_nan_has_experts_that_exist_and_no_weight(
     assert torch.equal(weights[::2], alone[::2])
 
 
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("place", [0, 57, 59])
+def test_a_row_that_is_partly_nan_fails_alone_as_that_of_the_twin_does(
+    device: torch.device, dtype: torch.dtype, place: int, renormalise: bool
+) -> None:
+    # The four last experts are chosen, were it not for the NaN: it replaces one of them, or another.
+    logits = torch.arange(60).expand(3, -1).div(8).to(device, dtype)
+    alone, _ = topk_gating(logits, 4, renormalise=renormalise)
+    logits[1, place] = float("nan")
+
+    weights, expert_ids = topk_gating(logits, 4, renormalise=renormalise)
+
+    expected, _ = reference.topk_gating(logits, 4, renormalise=renormalise)
+    assert torch.equal(weights.isnan(), expected.isnan())
+    assert weights[1].isnan().all()
+    assert torch.equal(weights[::2], alone[::2])
+    assert len(set(expert_ids[1].tolist())) == 4
+
+
 def test_experts_of_a_row_that_is_partly_infinite_differ(device: torch.device) -> None:
     logits = torch.full((2, 6), float("-inf"), device=device)
     logits[:, 4] = 1.0
