@@ -209,6 +209,7 @@ class EngineConnection:
         for name in [each for each in self._recoveries if each not in names]:
             self._recoveries.pop(name).cancel()
         self._gone = {name: error for name, error in self._gone.items() if name in names}
+        self._told = {name: news for name, news in self._told.items() if name in names}
         return new
 
     async def _watch_members(self, members: ServiceMembers) -> None:
@@ -224,8 +225,10 @@ class EngineConnection:
                     self._recover(engine)
             except RaydixError as error:
                 logger.warning("%s", error)
-            await self._versions.retire(now_s)
-            client = self._client = self._versions.chosen(_names(self.engines)) or client
+            names = _names(self.engines)
+            self.routing_figures.note_there(names, now_s)
+            await self._versions.retire(names, now_s)
+            client = self._client = self._versions.chosen(names) or client
             if self.engines or not client.is_closed:
                 last_s = now_s
             elif now_s - last_s > _NOBODY_S:

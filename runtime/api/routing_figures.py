@@ -1,14 +1,20 @@
 """What a handle on several engines has counted of where its requests went, and why."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from raydix.runtime.metrics import REQUEST_BOUNDS_S, Histogram
 from raydix.runtime.routing.events import ROUTED_TIERS, Route
 
+_KEPT_S = 600.0
+"""The time for which an engine that is gone is still told of, so that no scrape misses its end."""
+
 
 class RoutingFigures:
-    """Owns: the counts of one handle, by the engines' names; they outlive its connections."""
+    """Owns: the counts of one handle, by the engines' names; they outlive its connections.
+
+    Of a service's engines, whose names do not end, they go some time after the engine.
+    """
 
     def __init__(self, engines: Iterable[str]) -> None:
         names = tuple(engines)
@@ -22,6 +28,8 @@ class RoutingFigures:
         """Prompt tokens that were expected to be found, by engine and tier."""
         self.num_keys = dict.fromkeys(names, 0)
         """Pages that are known of each engine."""
+        self._gone_s: dict[str, float] = {}
+        """Since when each engine that is counted has been gone."""
         self.late = Histogram(REQUEST_BOUNDS_S)
         """The delays of first tokens that came later than predicted."""
         self.early = Histogram(REQUEST_BOUNDS_S)
@@ -52,3 +60,22 @@ class RoutingFigures:
     def forget(self, engine: str) -> None:
         """Nothing is known of an engine any more."""
         self.num_keys[engine] = 0
+
+    def note_there(self, engines: Collection[str], now_s: float) -> None:
+        """Note which engines there are; forget the counts of those that have been gone for long.
+
+        Should one of that name come back later, its counts begin at zero, as its own do.
+        """
+        gone = self._names().difference(engines)
+        self._gone_s = {name: self._gone_s.get(name, now_s) for name in gone}
+        for name in [each for each, since_s in self._gone_s.items() if now_s - since_s >= _KEPT_S]:
+            del self._gone_s[name]
+            for counts in (self.num_routed, self.num_split, self.num_keys):
+                counts.pop(name, None)
+            for key in [each for each in self.num_tokens if each[0] == name]:
+                del self.num_tokens[key]
+
+    def _names(self) -> set[str]:
+        """The engines of which anything is counted."""
+        by_tier = {name for name, _ in self.num_tokens}
+        return by_tier.union(self.num_routed, self.num_split, self.num_keys)

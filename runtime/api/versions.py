@@ -1,7 +1,7 @@
 """Which version of a service's model is asked anew, while one replaces another."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from raydix.errors import EngineDead
 from raydix.runtime.api.engine_client import EngineClient
@@ -39,7 +39,7 @@ class Versions:
     def __init__(self) -> None:
         self._clients: dict[ModelLimits, EngineClient] = {}
         self._version_of: dict[str, ModelLimits] = {}
-        """The version of each engine that has served, by the engine's name."""
+        """The version of each engine that is there or has a link, by the engine's name."""
         self._chosen: EngineClient | None = None
         self._lost_s: dict[ModelLimits, float] = {}
         """Since when a version has had no engine while another one has."""
@@ -52,6 +52,11 @@ class Versions:
         """Know a version that there was not."""
         assert client.limits not in self._clients, "each version has one client"
         self._clients[client.limits] = client
+
+    @property
+    def engines(self) -> Collection[str]:
+        """The engines whose version is known."""
+        return self._version_of.keys()
 
     def note(self, engine: str, limits: ModelLimits) -> None:
         """Note that an engine serves this version."""
@@ -92,8 +97,18 @@ class Versions:
             self._chosen = None
         await client.close()
 
-    async def retire(self, now_s: float) -> None:
-        """Let what waits for a version fail that has had no engine for long; forget the version."""
+    async def retire(self, engines: Sequence[str], now_s: float) -> None:
+        """Let what waits for a version fail that has had no engine for long; forget the version.
+
+        `engines`: those that there are. Of others only those with a link are remembered: the next
+        one of that name says its version before it is used.
+        """
+        there = {*engines}
+        self._version_of = {
+            name: limits
+            for name, limits in self._version_of.items()
+            if name in there or self.has_link(name)
+        }
         lost = [each for each in self._clients.values() if each.is_closed]
         if len(lost) == len(self._clients):
             lost = []

@@ -253,6 +253,7 @@ class EngineService:
         views = [each.view for each in self._engines.values()]
         nodes = await asyncio.to_thread(self._launcher.nodes)
         await self._replace_former(nodes, now_s)
+        self._rests.note_there(nodes, now_s)
         resting, wanted = self._rests.resting(now_s), self._to_have(now_s)
         steps = next_steps(
             views,

@@ -58,7 +58,7 @@ def test_a_row_of_nan_has_experts_that_exist_and_no_weight(
 def test_a_row_that_is_partly_nan_fails_alone_as_that_of_the_twin_does(
     device: torch.device, dtype: torch.dtype, place: int, renormalise: bool
 ) -> None:
-    # The four last experts are chosen, were it not for the NaN: it replaces one of them, or another.
+    # The NaN takes the place of one of the four last, which are chosen without it, or of another.
     logits = torch.arange(60).expand(3, -1).div(8).to(device, dtype)
     alone, _ = topk_gating(logits, 4, renormalise=renormalise)
     logits[1, place] = float("nan")

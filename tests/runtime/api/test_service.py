@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from raydix.errors import BadRequest, EngineDead, UnknownRequest
-from raydix.runtime.api import engine_connection, service_name, versions
+from raydix.runtime.api import engine_connection, routing_figures, service_name, versions
 from raydix.runtime.api.engine_place import EnginePlace
 from raydix.runtime.api.service import AsyncService
 from raydix.runtime.messages.client import AbortRequest, RetainSession, SubmitRequest
@@ -275,6 +275,26 @@ async def test_engines_of_a_service_come_and_go(cluster, members):
         assert [each.token_ids.tolist() for each in asked(cluster, "b")] == [[2]]
         await until(lambda: [one.name for one in service._connection.engines] == ["b"])
         assert pickle.loads(pickle.dumps(service)).name == "made-up"
+
+
+async def test_a_service_whose_engines_come_and_go_keeps_nothing_of_those_that_are_gone(
+    cluster, members, monkeypatch
+):
+    monkeypatch.setattr(routing_figures, "_KEPT_S", 0.0)
+    members.join("e0")
+    async with await AsyncService.find("made-up") as service:
+        connection = service._connection
+        for number in range(5):
+            before, name = f"e{number}", f"e{number + 1}"
+            await last(service.generate([1]))
+            members.join(name)
+            await until(lambda name=name: cluster.links_to(name))
+            members.leave(before)
+            cluster.engines[before].is_dead = True
+            cluster.links_to(before)[-1].break_off()
+            await until(lambda name=name: set(connection._versions.engines) == {name})
+            await until(lambda name=name: {name}.issuperset(connection._told))
+            await until(lambda name=name: {name}.issuperset(service.routing_figures.num_routed))
 
 
 def fall_silent(cluster):
