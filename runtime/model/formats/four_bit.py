@@ -53,12 +53,15 @@ class Nvfp4Layout:
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix: number * (scale * scale of the matrix), or the one divided by the other."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import scale_blocks, unpack_four_bit_floats
+        from raydix.runtime.model.formats.matrices import restore_four_bit_floats
 
-        scales, whole = parts[_SCALE].float(), parts[self.whole_scale].reshape(())
-        scales = scales / whole if self.is_divisor else scales * whole
-        numbers_NK = unpack_four_bit_floats(parts[self.numbers])
-        yield ".weight", scale_blocks(numbers_NK, scales, (1, NVFP4_BLOCK))
+        whole = parts[self.whole_scale].reshape(())
+
+        def scales(rows: slice) -> "Tensor":
+            own = parts[_SCALE][rows].float()
+            return own / whole if self.is_divisor else own * whole
+
+        yield ".weight", restore_four_bit_floats(parts[self.numbers], scales, NVFP4_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,11 @@ class Mxfp4Layout:
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
         from torch import uint8
 
-        from raydix.runtime.model.formats.matrices import (
-            powers_of_two,
-            scale_blocks,
-            unpack_four_bit_floats,
-        )
+        from raydix.runtime.model.formats.matrices import powers_of_two, restore_four_bit_floats
 
-        scales = powers_of_two(parts[_SCALE].view(uint8))
-        numbers_NK = unpack_four_bit_floats(parts[".weight_packed"])
-        yield ".weight", scale_blocks(numbers_NK, scales, (1, MXFP4_BLOCK))
+        exponents = parts[_SCALE].view(uint8)
+
+        def scales(rows: slice) -> "Tensor":
+            return powers_of_two(exponents[rows])
+
+        yield ".weight", restore_four_bit_floats(parts[".weight_packed"], scales, MXFP4_BLOCK)

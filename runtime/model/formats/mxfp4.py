@@ -33,14 +33,19 @@ class StackedMxfp4:
 
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """`[0]`, `[1]` ...: each expert's matrix, [outputs, inputs]."""
-        # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import powers_of_two, unpack_four_bit_floats
+        for expert, blocks_ONB in enumerate(parts[_BLOCKS]):
+            yield f"[{expert}]", _restore_expert(blocks_ONB, parts[_SCALES][expert])
 
-        # Legend: E experts, O outputs, N blocks of an output, B bytes of a block.
-        blocks_EONB, scales_EON = parts[_BLOCKS], parts[_SCALES]
-        for expert, blocks_ONB in enumerate(blocks_EONB):
-            scales_ON1 = powers_of_two(scales_EON[expert])[..., None]
-            yield f"[{expert}]", (unpack_four_bit_floats(blocks_ONB) * scales_ON1).flatten(1)
+
+def _restore_expert(blocks_ONB: "Tensor", scales_ON: "Tensor") -> "Tensor":
+    """One expert's matrix. Legend: O outputs, N blocks of an output, B bytes of a block."""
+    # Imported here, as it takes torch, which whoever only reads what a format is does without.
+    from raydix.runtime.model.formats.matrices import powers_of_two, restore_four_bit_floats
+
+    def scales(rows: slice) -> "Tensor":
+        return powers_of_two(scales_ON[rows])
+
+    return restore_four_bit_floats(blocks_ONB.flatten(1), scales, _BLOCK_BYTES * 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Part, Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from raydix.runtime.model.formats.matrices import GroupedIntegers
+
 _WORD_BITS = 32
 _KEPT_BITS = 4
 _PACKED, _SCALE, _SHAPE = ".weight_packed", ".weight_scale", ".weight_shape"
@@ -67,22 +69,20 @@ class PackedLayout:
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
         from raydix.runtime.model.formats.matrices import scale_groups
 
-        yield ".weight", scale_groups(*self._integers(parts))
+        yield ".weight", scale_groups(self._integers(parts))
 
     def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix in four bits, its scales and its zero points."""
         from raydix.runtime.model.formats.matrices import keep_groups
 
-        yield from keep_groups(*self._integers(parts), self.group)
+        yield from keep_groups(self._integers(parts), self.group)
 
-    def _integers(
-        self, parts: "Mapping[str, Tensor]"
-    ) -> "tuple[Tensor, Tensor | int, Tensor, Tensor | int | None]":
+    def _integers(self, parts: "Mapping[str, Tensor]") -> "GroupedIntegers":
         """What `scale_groups` takes."""
-        from raydix.runtime.model.formats.matrices import unpack_integers
+        from raydix.runtime.model.formats.matrices import GroupedIntegers, unpack_integers
 
-        numbers_NK = unpack_integers(parts[_PACKED], self.bits)
-        outputs, inputs = numbers_NK.shape
+        words_NW = parts[_PACKED]
+        outputs, inputs = words_NW.shape[0], words_NW.shape[1] * _WORD_BITS // self.bits
         shape = parts[_SHAPE]
         if not shape.is_meta and shape.tolist() != [outputs, inputs]:
             raise ValueError(
@@ -92,5 +92,10 @@ class PackedLayout:
         zero_points: Tensor | int = 1 << (self.bits - 1)
         if not self.is_symmetric:
             zero_points = unpack_integers(parts[_ZERO_POINT].T, self.bits)[:, :outputs].T
-        groups = parts.get(_GROUPS, self.group)
-        return numbers_NK, zero_points, parts[_SCALE], groups
+        return GroupedIntegers(
+            num_inputs=inputs,
+            numbers=lambda rows: unpack_integers(words_NW[rows], self.bits),
+            zero_points_NG=zero_points,
+            scales_NG=parts[_SCALE],
+            groups=parts.get(_GROUPS, self.group),
+        )

@@ -78,11 +78,17 @@ class ScaledLayout:
     def restore(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix: (number - zero point) * scale."""
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
-        from raydix.runtime.model.formats.matrices import scale_blocks, spread_blocks
+        from raydix.runtime.model.formats.matrices import made_by_rows, spread_blocks
 
-        numbers_NK = parts[_WEIGHT].float()
-        if self.zero_point is not None:
-            numbers_NK = numbers_NK - spread_blocks(
-                parts[self.zero_point], self.block, numbers_NK.shape
-            )
-        yield _WEIGHT, scale_blocks(numbers_NK, parts[self.scale], self.block)
+        stored_NK = parts[_WEIGHT]
+
+        def spread(part: str, rows: slice) -> "Tensor":
+            return spread_blocks(parts[part], self.block, stored_NK.shape, rows)
+
+        def make(rows: slice) -> "Tensor":
+            numbers_NK = stored_NK[rows].float()
+            if self.zero_point is not None:
+                numbers_NK = numbers_NK - spread(self.zero_point, rows)
+            return numbers_NK * spread(self.scale, rows)
+
+        yield _WEIGHT, made_by_rows(stored_NK.shape, make, device=stored_NK.device)

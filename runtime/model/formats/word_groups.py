@@ -13,6 +13,8 @@ from raydix.runtime.model.formats.layout import FLOAT_DTYPES, Part, Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from raydix.runtime.model.formats.matrices import GroupedIntegers
+
 _WORD_BITS = 32
 _NUMBERS, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 _WORDS = Part(("I32",), num_dimensions=2)
@@ -72,22 +74,19 @@ class GptqLayout:
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
         from raydix.runtime.model.formats.matrices import scale_groups
 
-        yield ".weight", scale_groups(*self._integers(parts))
+        yield ".weight", scale_groups(self._integers(parts))
 
     def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix in four bits, its scales and its zero points."""
         from raydix.runtime.model.formats.matrices import keep_groups
 
-        yield from keep_groups(*self._integers(parts), self.group)
+        yield from keep_groups(self._integers(parts), self.group)
 
-    def _integers(
-        self, parts: "Mapping[str, Tensor]"
-    ) -> "tuple[Tensor, Tensor | int, Tensor, Tensor | int | None]":
+    def _integers(self, parts: "Mapping[str, Tensor]") -> "GroupedIntegers":
         """What `scale_groups` takes."""
-        from raydix.runtime.model.formats.matrices import unpack_integers
+        from raydix.runtime.model.formats.matrices import GroupedIntegers, unpack_integers
 
-        numbers_NK = unpack_integers(parts[_NUMBERS].T, self.bits)
-        scales_GN = parts[_SCALES]
+        words_NW, scales_GN = parts[_NUMBERS].T, parts[_SCALES]
 
         words = parts[_ZEROS]
         if self.is_less_one and not self.is_symmetric:
@@ -98,7 +97,13 @@ class GptqLayout:
         if self.is_symmetric:
             zero_points = 1 << (self.bits - 1)
             _require_middle(zeros_GN, zero_points)
-        return numbers_NK, zero_points, scales_GN.T, parts.get(_GROUPS, self.group)
+        return GroupedIntegers(
+            num_inputs=words_NW.shape[1] * _WORD_BITS // self.bits,
+            numbers=lambda rows: unpack_integers(words_NW[rows], self.bits),
+            zero_points_NG=zero_points,
+            scales_NG=scales_GN.T,
+            groups=parts.get(_GROUPS, self.group),
+        )
 
 
 def _require_middle(zeros_GN: "Tensor", middle: int) -> None:
@@ -148,25 +153,30 @@ class AwqLayout:
         # Imported here, as it takes torch, which whoever only reads what a format is does without.
         from raydix.runtime.model.formats.matrices import scale_groups
 
-        yield ".weight", scale_groups(*self._integers(parts))
+        yield ".weight", scale_groups(self._integers(parts))
 
     def keep(self, parts: "Mapping[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         """The matrix in four bits, its scales and its zero points."""
         from raydix.runtime.model.formats.matrices import keep_groups
 
-        yield from keep_groups(*self._integers(parts), self.group)
+        yield from keep_groups(self._integers(parts), self.group)
 
-    def _integers(
-        self, parts: "Mapping[str, Tensor]"
-    ) -> "tuple[Tensor, Tensor, Tensor, int | None]":
+    def _integers(self, parts: "Mapping[str, Tensor]") -> "GroupedIntegers":
         """What `scale_groups` takes."""
-        from raydix.runtime.model.formats.matrices import unpack_integers
+        from raydix.runtime.model.formats.matrices import GroupedIntegers, unpack_integers
 
-        numbers_NK, zeros_NG = (
-            unpack_integers(parts[part], _AWQ_BITS)
-            .unflatten(-1, (-1, len(_AWQ_NIBBLES)))[..., _AWQ_NIBBLES]
-            .flatten(-2)
-            .T
-            for part in (_NUMBERS, _ZEROS)
+        def unpack(words_KW: "Tensor") -> "Tensor":
+            by_word = unpack_integers(words_KW, _AWQ_BITS).unflatten(-1, (-1, len(_AWQ_NIBBLES)))
+            return by_word[..., _AWQ_NIBBLES].flatten(-2).T
+
+        def numbers(rows: slice) -> "Tensor":
+            words = slice(rows.start // len(_AWQ_NIBBLES), rows.stop // len(_AWQ_NIBBLES))
+            return unpack(parts[_NUMBERS][:, words])
+
+        return GroupedIntegers(
+            num_inputs=parts[_NUMBERS].shape[0],
+            numbers=numbers,
+            zero_points_NG=unpack(parts[_ZEROS]),
+            scales_NG=parts[_SCALES].T,
+            groups=self.group,
         )
-        return numbers_NK, zeros_NG, parts[_SCALES].T, self.group
