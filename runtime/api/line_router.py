@@ -81,6 +81,7 @@ class LineRouter:
         """Count what goes to an engine that was not chosen here, such as a further sample."""
         if isinstance(message, PrefetchPrompt):
             return message
+        self._say(self._router.forget(message.request_id))
         return self._router.joins(self._nodes[line.engine], message)
 
     def answered(self, asking: AskingId, request_id: RequestId, *, is_last: bool) -> None:

@@ -119,11 +119,7 @@ class Router:
             rest = self.joins(begun.then, replace(message, expected_as=begun.expected_as))
             return Sending(node=begun.then, message=rest, route=None, said=())
 
-        # What was foreseen for an earlier asking of this id counts no more.
-        if begun is not None:
-            self._ingress.give_up(begun.asked_as)
-        said = self._take_back(message.request_id)
-        self._begun.forget(message.request_id)
+        said = self.forget(message.request_id)
         route = self._ingress.route(self._asking(message), now_s, among)
         if route is None:
             return Sending(node=None, message=message, route=None, said=said)
@@ -132,6 +128,14 @@ class Router:
             if route.then.shares_l2:
                 said = (*said, self._foretell(message, route, route.then.node))
         return Sending(node=route.node, message=message, route=route, said=said)
+
+    def forget(self, request_id: RequestId) -> tuple[Said, ...]:
+        """What was foreseen for an earlier asking of this id counts no more, wherever it goes."""
+        if (begun := self._begun.place_of(request_id)) is not None:
+            self._ingress.give_up(begun.asked_as)
+        said = self._take_back(request_id)
+        self._begun.forget(request_id)
+        return said
 
     def joins(self, node: NodeId, message: SubmitRequest) -> SubmitRequest:
         """Count what goes to an engine that was not chosen here, such as a further sample.
