@@ -30,8 +30,8 @@ _MAX_EXPECTED = 256
 """The most requests that are expected: all of them are looked at with each event."""
 _MAX_WITHIN_S = 120.0
 """The most seconds for which one is expected, whatever its client says."""
-_KEYS_A_TURN = 256
-"""Pages of one prompt whose keys are hashed with one event."""
+_MAX_HASHED_PAGES = 1024
+"""The most page keys that are hashed per event, of all prompts together, oldest first."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class Arrivals:
         self._load = load
         self._expected: dict[tuple[ClientId, AskingId], _Arrival] = {}
         self._now_s = 0.0
+        self._num_pages_left = 0
+        """How many more keys this event may hash."""
 
     @property
     def num_expected(self) -> int:
@@ -128,20 +130,21 @@ class Arrivals:
 
         `is_awake`: else L1 is about to end, or has, and nothing is expected any more.
         """
-        self._now_s = now_s
+        self._now_s, self._num_pages_left = now_s, _MAX_HASHED_PAGES
         for asked, arrival in list(self._expected.items()):
             is_over = now_s >= arrival.until_s or self._requests.is_closing or not is_awake
             if is_over or not self._source.view.is_usable or not self._goes_on(arrival, now_s):
                 self.end(*asked)
+        if not self._num_pages_left:
+            self._timers.add(now_s)
 
     def _goes_on(self, arrival: _Arrival, now_s: float) -> bool:
         """Whether a request is to be expected further, for which all is done that can be now."""
         # Its first token comes with it, so that states behind the last page count, too.
         num_pages = arrival.chain.num_prompt_pages
         if arrival.lane is None:
-            arrival.chain.extend_keys(num_pages, _KEYS_A_TURN)
+            self._num_pages_left -= arrival.chain.extend_keys(num_pages, self._num_pages_left)
             if arrival.chain.num_keys < num_pages:
-                self._timers.add(now_s)
                 return True
             return self._reserve(arrival, num_pages, now_s)
         promotion = arrival.lane.promotions.get(arrival.name)

@@ -47,6 +47,27 @@ def test_those_without_a_salt_leave_room_for_tenants() -> None:
     assert hear_of(driver, 10, "alice/") == 128 + 10
 
 
+def test_however_many_are_foretold_at_once_an_event_hashes_as_many_keys() -> None:
+    driver = CoreDriver(has_host_memory=True, num_pages=(400,), max_model_len=2000)
+    for number in range(20):
+        told = ExpectRequest(
+            asking=AskingId(driver.new_asking("foretold")),
+            token_ids=int32_array([number] * 1600),
+            within_s=60.0,
+        )
+        event = events.ClientMessage(client_id=ClientId("c"), message=told)
+        driver.core.hear(event, driver.now_s)
+    chains = [each.chain for each in driver.core._life.arrivals._expected.values()]
+
+    hashed = [0]
+    while hashed[-1] < 20 * 400:
+        driver.send_tick()
+        hashed.append(sum(chain.num_keys for chain in chains))
+        assert hashed[-1] - hashed[-2] <= 1024
+        is_due = (due_s := driver.core.next_deadline_s()) is not None and due_s <= driver.now_s
+        assert is_due or hashed[-1] == 20 * 400
+
+
 LONG = [token % 50 for token in range(400)]
 
 
