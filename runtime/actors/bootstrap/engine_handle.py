@@ -154,3 +154,12 @@ class EngineHandle:
         finally:
             if own is not None:
                 own.end()
+
+    def release(self) -> None:
+        """End the engine, drained or not, if this process has started it, with what it reserved.
+
+        Blocks, and raises RayError if Ray does not answer. May be called twice.
+        """
+        own, self._own = self._own, None
+        if own is not None:
+            own.end()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,7 @@ class ServiceEngine:
         except RaydixError as error:
             self.failure = error
             if self._started is not None:
-                await self._end(self._started)
+                await self._end(self._started, launcher)
             return
         if self._state is EngineState.STARTING:
             self._state = EngineState.SERVING
@@ -73,7 +74,7 @@ class ServiceEngine:
             on_serving()
             await self._ended(self._started, launcher)
         # Whoever waits for its end learns of it before all is given back.
-        await (self._ending or self._end(self._started))
+        await (self._ending or self._end(self._started, launcher))
 
     async def _ended(self, started: StartedEngine, launcher: Launcher) -> None:
         """Return once it has ended, or is about to.
@@ -154,16 +155,51 @@ class ServiceEngine:
             return None
         return stats
 
-    def drain(self) -> None:
+    def drain(self, launcher: Launcher) -> None:
         """Let it take nothing new and end, or call its start off."""
         self._control.call_off()
         self._state = EngineState.DRAINING
         if self._started is not None and self._ending is None:
-            self._ending = asyncio.create_task(self._end(self._started), name=f"end-{self.name}")
+            ending = self._end(self._started, launcher)
+            self._ending = asyncio.create_task(ending, name=f"end-{self.name}")
 
-    async def _end(self, started: StartedEngine) -> None:
+    async def _end(self, started: StartedEngine, launcher: Launcher) -> None:
         try:
-            await started.shutdown()
+            await self._drained(started, launcher)
+            # Ray's head may take its time.
+            await asyncio.to_thread(started.release)
         except Exception:
             # Whatever Ray raises: nothing is left to save here, and other engines are to go on.
             logger.exception("engine %s has not ended well", self.name)
+
+    async def _drained(self, started: StartedEngine, launcher: Launcher) -> None:
+        """Return once it has drained and ended, or has been away for as long as that may take.
+
+        A link that is lost says nothing of it, whether it has heard that it is to end or not.
+        """
+        patience_s, away_since_s = launcher.drain_s, math.inf
+        while True:
+            try:
+                await started.call("shutdown")
+                return
+            except EngineAway as error:
+                if not await self._is_listed(launcher):
+                    return
+                now_s = time.monotonic()
+                if away_since_s == math.inf:
+                    away_since_s = now_s
+                    logger.warning(
+                        "engine %s is to end, and is away. It is asked again for %g s, unless Ray "
+                        "lists it no more: %s",
+                        self.name,
+                        patience_s,
+                        error,
+                    )
+                if now_s - away_since_s > patience_s:
+                    logger.warning("engine %s was away for so long that Ray ends it", self.name)
+                    return
+            except EngineDead as error:
+                # Somebody else has stopped it.
+                logger.info("%s", error)
+                return
+            await asyncio.sleep(_ASK_AGAIN_S)

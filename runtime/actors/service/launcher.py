@@ -19,8 +19,11 @@ class StartedEngine(Protocol):
         Raises EngineAway if the way to it is lost, as by any call: that says nothing of the engine.
         """
 
-    async def shutdown(self) -> None:
-        """Drain it and stop it; nothing happens if it is gone. May be called twice."""
+    def release(self) -> None:
+        """End it, if it has not ended, and give back what was made for it. May be called twice.
+
+        Blocks, and raises whatever Ray raises.
+        """
 
 
 class Launcher(Protocol):
@@ -28,6 +31,10 @@ class Launcher(Protocol):
 
     What is only asked raises EngineDead while nobody can tell.
     """
+
+    @property
+    def drain_s(self) -> float:
+        """The longest that an engine which is stopped takes to drain."""
 
     def nodes(self) -> Sequence[str]:
         """The ids of the nodes that live."""

@@ -269,7 +269,7 @@ class EngineService:
                 case Start(node=node, role=role):
                     await self._start(node, role)
                 case Drain(name=name) | GiveUp(name=name):
-                    self._engines[name].drain()
+                    self._engines[name].drain(self._launcher)
         views = [each.view for each in self._engines.values()]
         num_wanted = sum(wanted.values())
         self._note_waiting(
@@ -351,7 +351,7 @@ class EngineService:
 
     def _drain_all(self) -> None:
         for engine in self._engines.values():
-            engine.drain()
+            engine.drain(self._launcher)
 
     async def _end_all(self) -> None:
         self._drain_all()

@@ -11,6 +11,7 @@ from raydix.runtime.actors.bootstrap.launch import StartModel, start_engine
 from raydix.runtime.actors.bootstrap.start_control import StartControl
 from raydix.runtime.actors.links.address import TcpAddress
 from raydix.runtime.actors.service.ray_engines import asking_ray, engines_of
+from raydix.runtime.actors.supervision.draining import longest_drain_s
 from raydix.runtime.actors.supervision.gateway import GatewaySettings
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.config.engine import EngineConfig
@@ -32,6 +33,11 @@ class RayLauncher:
         self._configs = configs
         self._supervision = supervision
         self._checking = checking
+
+    @property
+    def drain_s(self) -> float:
+        """The longest that an engine which is stopped takes to drain."""
+        return longest_drain_s(self._supervision.drain_timeout_s)
 
     def nodes(self) -> Sequence[str]:
         """The ids of the nodes that Ray takes for living, in their order."""

@@ -13,6 +13,11 @@ _ANSWER_S = 1.0
 """The seconds beyond its own bound for an actor to answer that it has drained."""
 
 
+def longest_drain_s(timeout_s: float) -> float:
+    """The longest that `drain_engine` takes."""
+    return 3 * timeout_s + 2 * _ANSWER_S
+
+
 async def drain_engine(
     name: str, scheduler_keeper: Keeper, host_keeper: Keeper | None, timeout_s: float
 ) -> None:

@@ -32,6 +32,10 @@ class FakeEngine:
         self.fingerprint = fingerprint
         self.load = (0, 0)
         """Requests that wait, and that run."""
+        self.is_draining = False
+        self.drains_until: asyncio.Future[None] | None = None
+        """What its drain waits for; None: for nothing."""
+        self.num_releases = 0
         self._loop = loop
         self._end: asyncio.Future[EngineDead] = loop.create_future()
         self._cut: asyncio.Future[None] = loop.create_future()
@@ -46,6 +50,8 @@ class FakeEngine:
             if self._end.done():
                 raise self._end.result()
             return {"fingerprint": self.fingerprint}
+        if method == "shutdown":
+            return await self._shut_down()
         assert method == "stats"
         waiting, running = self.load
         figures = {
@@ -62,8 +68,17 @@ class FakeEngine:
         self._require_link()
         raise self._end.result()
 
-    async def shutdown(self) -> None:
+    async def _shut_down(self) -> None:
+        """Drain, and end, also if whoever has asked is not there any more to hear of it."""
+        self.is_draining = True
+        if self.drains_until is not None:
+            await asyncio.wait({self._cut, self.drains_until}, return_when=asyncio.FIRST_COMPLETED)
+            self._require_link()
         self.finish(EngineStopped(f"engine {self.name} was shut down"))
+
+    def release(self) -> None:
+        self.num_releases += 1
+        self._loop.call_soon_threadsafe(self.finish, EngineDead(f"engine {self.name} was killed"))
 
     def cut(self) -> None:
         """Break the links to it, and let nobody make another until `mend`."""
@@ -91,6 +106,7 @@ class FakeCluster:
         self.live_nodes = nodes
         self.made: list[FakeEngine] = []
         self.max_per_node = 2
+        self.drain_s = 0.1
         self.fingerprint = "f1"
         self.fail: Callable[[str], None] = lambda node: None
         self._loop = asyncio.get_running_loop()

@@ -103,7 +103,9 @@ async def test_an_engine_that_is_away_is_not_replaced_while_ray_says_nothing(
         await until(lambda: states(service) == {ONE: "serves", OTHER: "serves"})
 
 
-async def test_an_engine_that_is_away_ends_with_its_service() -> None:
+async def test_an_engine_that_stays_away_ends_with_its_service_once_it_could_have_drained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cluster = FakeCluster("ab")
     async with running(cluster, 2) as (service, task):
         await until(lambda: len(serving(service)) == 2)
@@ -111,7 +113,47 @@ async def test_an_engine_that_is_away_ends_with_its_service() -> None:
         await until(lambda: states(service)[ONE] == "away")
         service.stop()
         await task
-    assert cluster.there == []
+        assert cluster.made[0].num_releases == 1
+    await until(lambda: cluster.there == [])
+    assert f"engine {ONE} is to end, and is away" in caplog.text
+    assert f"engine {ONE} was away for so long that Ray ends it" in caplog.text
+
+
+async def test_an_engine_that_is_away_as_it_is_to_end_drains_once_it_is_reached() -> None:
+    cluster = FakeCluster("ab")
+    cluster.drain_s = 600.0
+    async with running(cluster, 2) as (service, task):
+        await until(lambda: len(serving(service)) == 2)
+        victim = cluster.made[0]
+        victim.cut()
+        await until(lambda: states(service)[ONE] == "away")
+        service.stop()
+        await asyncio.sleep(0.05)
+        assert states(service)[ONE] == "drains"
+        assert not victim.is_over, "it may serve whom it can reach"
+        assert victim.num_releases == 0
+        victim.mend()
+        await task
+        assert victim.is_draining
+        assert victim.num_releases == 1
+
+
+async def test_a_link_that_is_lost_in_a_drain_does_not_end_the_engine_in_the_middle() -> None:
+    cluster = FakeCluster("ab")
+    cluster.drain_s = 600.0
+    async with running(cluster, 2) as (service, task):
+        await until(lambda: len(serving(service)) == 2)
+        victim = cluster.made[0]
+        victim.drains_until = asyncio.get_running_loop().create_future()
+        service.stop()
+        await until(lambda: victim.is_draining)
+        victim.cut()
+        await asyncio.sleep(0.05)
+        assert victim.num_releases == 0, "its requests are about to end"
+        # It has drained, and Ray lists it no more.
+        victim.kill()
+        await task
+        assert victim.num_releases == 1
 
 
 async def test_no_engine_ends_for_load_while_one_is_away_that_may_be_busy() -> None:

@@ -60,10 +60,10 @@ async def test_an_engine_that_cannot_give_all_back_ends_no_other(
     async with running(cluster, 2) as (service, task):
         await until(lambda: len(serving(service)) == 2)
 
-        async def shutdown() -> None:
+        def release() -> None:
             raise OSError("what ray.kill raises while the head does not answer")
 
-        monkeypatch.setattr(cluster.made[0], "shutdown", shutdown)
+        monkeypatch.setattr(cluster.made[0], "release", release)
         cluster.made[0].kill()
         await until(lambda: states(service) == {OTHER: "serves", NEXT: "serves"})
         assert not task.done()
