@@ -4,12 +4,12 @@ import asyncio
 import os
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
+from raydix.runtime.actors.bootstrap.head_calls import find_actor, kill_actor, make_actor
 from raydix.runtime.actors.bootstrap.ray_actor import RayActor, SharedRayActor
 from raydix.runtime.actors.bootstrap.ray_peers import RayPeerFinder
 from raydix.runtime.actors.log_sender import say_where_the_log_is, send_log
@@ -61,7 +61,7 @@ class StorageSpawner:
         if kind is not ActorKind.STORAGE:
             raise ValueError(f"an L2 makes no {kind}")
         arguments["exporter"] = self._exporter
-        handle = _make(StorageActor, name, arguments, _options(self._node))
+        handle = await make_actor(StorageActor, arguments, _options(name, self._node))
         label = name.rpartition(":")[2]
         entering = handle.__ray_call__.remote(enter_child, os.getpid(), log_path, label)
         return RayActor(handle, name, await _entered(handle, name, entering))
@@ -83,15 +83,15 @@ async def spawn_l2(
     One that can be found on a `node` is detached: it ends by itself, or with the node of Ray.
     Raises ConfigError if Ray has not so much memory left there.
     """
-    options = {**_options(ray_node), "memory": reserved_bytes}
+    options = {**_options(actor, ray_node), "memory": reserved_bytes}
     if node is not None:
         options["lifetime"] = "detached"
     arguments |= {"node": node, "log_path": log_path, "exporter": exporter}
     arguments |= {"spawner": StorageSpawner(ray_node, exporter), "finder": RayPeerFinder()}
     kind = RayActor if node is None else SharedRayActor
-    handle = _make(NodeMemoryActor, actor, arguments, options)
     try:
         async with asyncio.timeout(_START_S):
+            handle = await make_actor(NodeMemoryActor, arguments, options)
             entering = handle.__ray_call__.remote(enter_lasting, log_path)
             return kind(handle, actor, await _entered(handle, actor, entering))
     except TimeoutError:
@@ -105,7 +105,7 @@ async def spawn_l2(
 async def find_l2(name: str, pid: int, log_path: str) -> RunningActor | None:
     """The L2 of this Ray name and process, which logs to this engine, too; None if it ended."""
     try:
-        handle = ray.get_actor(name, namespace=NAMESPACE)
+        handle = await find_actor(name, NAMESPACE)
         actor = SharedRayActor(handle, name, pid)
         # Not waited for: it may be stopped, which its keeper finds.
         handle.__ray_call__.remote(log_to, log_path)
@@ -114,21 +114,15 @@ async def find_l2(name: str, pid: int, log_path: str) -> RunningActor | None:
     return actor
 
 
-def _options(node: str) -> dict[str, Any]:
+def _options(name: str, node: str) -> dict[str, Any]:
     return {
+        "name": name,
         "namespace": NAMESPACE,
         "num_cpus": 0,
         "max_restarts": 0,
         "max_task_retries": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
     }
-
-
-def _make(cls: type, name: str, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
-    try:
-        return ray.remote(cls).options(name=name, **options).remote(**arguments)
-    except RayError as error:
-        raise typed_error(error, name) from error
 
 
 async def _entered(handle: Any, name: str, entering: Any) -> int:
@@ -138,7 +132,7 @@ async def _entered(handle: Any, name: str, entering: Any) -> int:
         return pid
     except BaseException as error:
         # Also if this is cancelled: nobody else knows of the actor.
-        ray.kill(handle)
+        kill_actor(handle, name)
         if isinstance(error, RayError):
             raise typed_error(error, name) from error
         raise

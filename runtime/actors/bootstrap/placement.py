@@ -40,12 +40,8 @@ class Placement:
 
     group: PlacementGroup
     is_own: bool
-
-    @property
-    def node_id(self) -> str:
-        """The node that all bundles are on."""
-        node_id: str = placement_group_table(self.group)["bundles_to_node_id"][0]
-        return node_id
+    node_id: str
+    """The node that all bundles are on."""
 
 
 def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[str, float]]:
@@ -122,7 +118,7 @@ def place(config: EngineConfig, sizes: EngineSizes | None, node_id: str | None =
     given = ray.util.get_current_placement_group()
     if given is not None:
         _require_group(bundles, given)
-        return Placement(given, is_own=False)
+        return Placement(given, is_own=False, node_id=_node_of(given))
 
     l2 = {"memory": float(0 if sizes is None or sizes.arena_bytes is None else sizes.arena_bytes)}
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -139,7 +135,7 @@ def place(config: EngineConfig, sizes: EngineSizes | None, node_id: str | None =
 
     # A node is large enough, but others may hold what it has.
     if group.wait(_PATIENCE_S):
-        return Placement(group, is_own=True)
+        return Placement(group, is_own=True, node_id=_node_of(group))
     needed = _sum_of(bundles)
     wanted = f"the engine needs {_shown(needed, sorted(needed))} on one node"
     logger.warning("%s, and others hold it: waiting for %g s", wanted, _TIMEOUT_S)
@@ -150,7 +146,12 @@ def place(config: EngineConfig, sizes: EngineSizes | None, node_id: str | None =
             f"{wanted}; others hold what it has, and for {_TIMEOUT_S:g} s no more than {free} were "
             "free in the cluster. Stop one of them, or lower parallel.dp or parallel.tp."
         )
-    return Placement(group, is_own=True)
+    return Placement(group, is_own=True, node_id=_node_of(group))
+
+
+def _node_of(group: PlacementGroup) -> str:
+    node_id: str = placement_group_table(group)["bundles_to_node_id"][0]
+    return node_id
 
 
 def _require_group(bundles: Sequence[Mapping[str, float]], group: PlacementGroup) -> None:

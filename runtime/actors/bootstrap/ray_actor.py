@@ -1,16 +1,13 @@
 """One incarnation of an actor in a Ray worker process of this host, as its keeper sees it."""
 
 import asyncio
-import logging
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
+from raydix.runtime.actors.bootstrap.head_calls import kill_actor
 from raydix.runtime.actors.process import ProcessHandle
-
-logger = logging.getLogger(__name__)
 
 _RAY_KILL_S = 0.5
 
@@ -50,10 +47,7 @@ class RayActor:
         told, the kernel kills a moment later.
         """
         asyncio.get_running_loop().call_later(_RAY_KILL_S, self._process.kill)
-        try:
-            ray.kill(self._handle)
-        except Exception as error:  # noqa: BLE001  whatever Ray raises where its head is lost
-            logger.warning("Ray does not kill %s: %s; the kernel does", self._name, error)
+        kill_actor(self._handle, self._name, "the kernel does")
 
     def release(self) -> None:
         """Kill the process: nobody else uses it."""

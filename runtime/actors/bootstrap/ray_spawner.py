@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_handle import typed_error
+from raydix.runtime.actors.bootstrap.head_calls import kill_actor, make_actor
 from raydix.runtime.actors.bootstrap.l2_spawner import find_l2, spawn_l2
 from raydix.runtime.actors.bootstrap.placement import Placement
 from raydix.runtime.actors.bootstrap.ray_actor import RayActor
@@ -165,6 +166,8 @@ class RaySpawner:
         self._incarnations: dict[str, int] = {}
         """The latest ones of GPU actors."""
         self._spares: dict[str, Any] = {}
+        self._making: set[asyncio.Task[None]] = set()
+        """The spares that are being made."""
 
     async def spawn(
         self, kind: ActorKind, name: str, /, *, log_path: str, **arguments: Any
@@ -182,7 +185,7 @@ class RaySpawner:
                 raise ValueError("L2 is made by `spawn_l2`, and makes its storage actors itself")
             case ActorKind.SUPERVISOR:
                 raise ValueError("the driver alone makes Supervisors")
-        return await self._enter(self._make(cls, name, arguments), name, log_path)
+        return await self._enter(await self._make(cls, name, arguments), name, log_path)
 
     def _exporter(self) -> MetricsExporter | None:
         return MetricsExporter(self._engine) if self._exports_metrics else None
@@ -217,7 +220,9 @@ class RaySpawner:
         if actor is None:
             actor = await self._make_gpu(name, log_path, arguments)
         if self._is_cuda:
-            asyncio.get_running_loop().call_later(_SPARE_AFTER_S, self._make_spare, name, arguments)
+            asyncio.get_running_loop().call_later(
+                _SPARE_AFTER_S, self._begin_spare, name, arguments
+            )
         return actor
 
     async def _take_spare(
@@ -242,7 +247,7 @@ class RaySpawner:
         # Once it has a device it keeps that: Ray, which counts none for a spare process, would give
         # away again what another rank computes on.
         is_assigned = self._is_cuda and name not in self._devices
-        handle = self._make(GpuActor, name, arguments, num_gpus=int(is_assigned))
+        handle = await self._make(GpuActor, name, arguments, num_gpus=int(is_assigned))
 
         async def prepare() -> None:
             if self._gpu_environment:
@@ -256,29 +261,40 @@ class RaySpawner:
 
         return await self._enter(handle, name, log_path, prepare)
 
-    def _make_spare(self, name: str, arguments: dict[str, Any]) -> None:
+    def _begin_spare(self, name: str, arguments: dict[str, Any]) -> None:
         """Make the spare of the next incarnation, if the one with these arguments is the latest."""
-        if self._incarnations[name] != arguments["incarnation"]:
-            return
+        if self._is_latest(name, arguments):
+            making = asyncio.create_task(self._make_spare(name, arguments), name=f"spare-{name}")
+            self._making.add(making)
+            making.add_done_callback(self._making.discard)
+
+    def _is_latest(self, name: str, arguments: dict[str, Any]) -> bool:
+        return bool(self._incarnations[name] == arguments["incarnation"])
+
+    async def _make_spare(self, name: str, arguments: dict[str, Any]) -> None:
         number = arguments["incarnation"] + 1
+        spare_name = f"{name}.{number}"
         try:
             # Its device is counted by Ray for the first incarnation, and after that for the group.
-            spare = self._make(GpuActor, f"{name}.{number}", arguments)
+            spare = await self._make(GpuActor, spare_name, arguments)
         except (RaydixError, ValueError) as error:
             logger.warning("%s has no spare process: %s", name, error)
+            return
+        if not self._is_latest(name, arguments):
+            # The next incarnation has not waited for it.
+            kill_actor(spare, spare_name)
             return
         spare.__ray_call__.remote(
             wait_as_spare, os.getpid(), self._gpu_environment, self._prepare_spare
         )
         self._spares[name] = spare
 
-    def _make(self, cls: type, name: str, arguments: dict[str, Any], num_gpus: int = 0) -> Any:
+    async def _make(
+        self, cls: type, name: str, arguments: dict[str, Any], num_gpus: int = 0
+    ) -> Any:
         """The Ray handle of a new actor."""
         options = self.options(name) | ({"num_gpus": num_gpus} if num_gpus else {})
-        try:
-            return ray.remote(cls).options(**options).remote(**arguments)
-        except RayError as error:
-            raise typed_error(error, name) from error
+        return await make_actor(cls, arguments, options)
 
     async def _enter(
         self,
@@ -296,7 +312,7 @@ class RaySpawner:
             return RayActor(handle, name, pid)
         except BaseException as error:
             # Also if this is cancelled: nobody else knows of the actor.
-            ray.kill(handle)
+            kill_actor(handle, name)
             if isinstance(error, RayError):
                 raise typed_error(error, name) from error
             if isinstance(error, ProcessLookupError):

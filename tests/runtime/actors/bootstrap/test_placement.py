@@ -133,8 +133,10 @@ def test_a_named_node_gets_all_of_an_engine_or_it_is_told_what_that_lacks(
         return SimpleNamespace(wait=lambda timeout_s: True)
 
     monkeypatch.setattr(placement, "placement_group", make)
+    table = {"bundles_to_node_id": dict.fromkeys(range(2), "large")}
+    monkeypatch.setattr(placement, "placement_group_table", lambda group: table)
     with pytest.raises(ConfigError, match="nodes have 2 CPU, 1GiB memory"):
         placement.place(config_on("cpu"), SIZES, "small")
-    placement.place(config_on("cpu"), SIZES, "large")
+    assert placement.place(config_on("cpu"), SIZES, "large").node_id == "large"
     placement.place(config_on("cpu"), SIZES)
     assert selectors == [[{"ray.io/node-id": "large"}] * 2, None]

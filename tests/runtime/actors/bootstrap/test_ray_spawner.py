@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,12 +95,15 @@ async def test_metrics_go_to_rays_agent_unless_the_configuration_says_otherwise(
     async def entered(_self: object, made: Any, *_more: object) -> Any:
         return made
 
-    monkeypatch.setattr(RaySpawner, "_make", lambda _self, *asked: given.append(asked[-1]))
+    async def make(_self: object, *asked: Any) -> None:
+        given.append(asked[-1])
+
+    monkeypatch.setattr(RaySpawner, "_make", make)
     monkeypatch.setattr(RaySpawner, "_enter", entered)
     config = load_config({"model": {"path": "unused"}, "ray": {"export_metrics": is_exported}})
     spawner = RaySpawner(
         engine="e",
-        placement=Placement(None, True),  # type: ignore[arg-type]
+        placement=Placement(None, True, "node"),  # type: ignore[arg-type]
         config=config,
         build_model=lambda *_: None,  # type: ignore[arg-type, return-value]
         prepare_spare=lambda: None,
@@ -109,7 +113,6 @@ async def test_metrics_go_to_rays_agent_unless_the_configuration_says_otherwise(
         given.append({"exporter": exporter})
 
     monkeypatch.setattr("raydix.runtime.actors.bootstrap.ray_spawner.spawn_l2", spawned_l2)
-    monkeypatch.setattr(RaySpawner, "node", "node")
     await spawner.spawn(ActorKind.SCHEDULER, "name", log_path="log")
     await spawner.spawn_l2("name", 1, log_path="log")
     assert [each["exporter"] is not None for each in given] == [is_exported] * 2
@@ -185,6 +188,8 @@ class FakeCluster:
     def __init__(self) -> None:
         self.processes: dict[str, FakeProcess] = {}
         """The latest by name."""
+        self.waits_for: dict[str, threading.Event] = {}
+        """What the head waits for, before it makes an actor of a name."""
 
     def remote(self, _cls: type) -> "FakeCluster":
         return self
@@ -192,23 +197,28 @@ class FakeCluster:
     def options(self, *, name: str, num_gpus: int = 0, **_: Any) -> "FakeProcess":
         given = [process.given for process in self.processes.values() if process.lives]
         free = (device for device in range(2) if device not in given)
-        self.processes[name] = FakeProcess(next(free) if num_gpus else None)
+        waits_for = self.waits_for.get(name)
+        self.processes[name] = FakeProcess(next(free) if num_gpus else None, waits_for)
         return self.processes[name]
 
 
 class FakeProcess:
     """An actor's process, and the handle and the method by which Ray reaches it."""
 
-    def __init__(self, given: int | None) -> None:
+    def __init__(self, given: int | None, waits_for: threading.Event | None) -> None:
+        self._waits_for = waits_for
         self.given = given
         """The device that Ray counts for it."""
         self.device = given
         self.lives = True
+        self.is_spare = False
         self.incarnation: int | None = None
 
     def remote(self, *arguments: Any, **constructed: Any) -> Any:
         """Make the actor, or call a function in it."""
         if constructed:
+            if self._waits_for is not None:
+                self._waits_for.wait(10)
             self.incarnation = constructed["incarnation"]
             return self
         answer = asyncio.get_running_loop().create_future()
@@ -230,6 +240,8 @@ class FakeProcess:
                 return self.given
             case "use_device", [device]:
                 self.device = device
+            case "wait_as_spare", _:
+                self.is_spare = True
             case "take_over", [renewed, device]:
                 self.device, self.incarnation = device, renewed["incarnation"]
         return None
@@ -246,7 +258,7 @@ class Ranks:
         monkeypatch.setattr(ray_spawner, "PlacementGroupSchedulingStrategy", lambda group: group)
         self._spawner = RaySpawner(
             engine="e",
-            placement=Placement(None, is_own=False),  # type: ignore[arg-type]
+            placement=Placement(None, is_own=False, node_id="node"),  # type: ignore[arg-type]
             config=load_config(
                 {"model": {"path": "unused", "device": "cuda"}, "cache": {"l2": None}}
             ),
@@ -270,7 +282,7 @@ class Ranks:
     async def spare(self, rank: int) -> "FakeProcess":
         """The process that waits to be the rank's next incarnation."""
         name = f"gpu{rank}.{self._incarnations[rank] + 1}"
-        while name not in self.cluster.processes:
+        while name not in self.cluster.processes or not self.cluster.processes[name].is_spare:
             await asyncio.sleep(0)
         return self.cluster.processes[name]
 
@@ -304,6 +316,25 @@ async def test_a_spare_that_ended_while_it_waited_costs_no_incarnation(
     assert second is not spare
     assert (second.incarnation, second.device) == (2, 0)
     assert await ranks.spare(0) is not spare
+
+
+async def test_a_spare_that_comes_after_the_incarnation_that_it_was_made_for_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks, head_answers = Ranks(monkeypatch), threading.Event()
+    killed: list[FakeProcess] = []
+    monkeypatch.setattr(ray, "kill", killed.append)
+    ranks.cluster.waits_for["gpu0.2"] = head_answers
+    await ranks.start(0)
+    while "gpu0.2" not in ranks.cluster.processes:
+        await asyncio.sleep(0)
+    second = await ranks.start(0)
+    assert (second.incarnation, second.device) == (2, 0)
+
+    head_answers.set()
+    while not killed:
+        await asyncio.sleep(0)
+    assert killed == [ranks.cluster.processes["gpu0.2"]]
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, "3"), ("2", "2")])
