@@ -71,10 +71,6 @@ class EngineConnection:
         """The model of several engines; one alone may serve another after each start."""
         self._home, self._dialler = HomeLoop(), Dialler()
         self._recoveries: dict[str, asyncio.Task[None]] = {}
-        self._gone: dict[str, RaydixError] = {}
-        """The engines that were found to have ended when they were asked last, and why."""
-        self._told: dict[str, str] = {}
-        """What the log says of each of several engines."""
 
     async def client(self) -> EngineClient:
         """The client of whatever engines have the names now, with a link to one at least.
@@ -99,9 +95,7 @@ class EngineConnection:
             return await self.client()
         except EngineDead:
             client = self.client_at_hand()
-            # Those of a service may be replaced by others.
-            is_over = self._members is None and len(self._gone) == len(self.engines)
-            if client is None or is_over:
+            if client is None or self._are_over:
                 raise
             return client
 
@@ -179,7 +173,7 @@ class EngineConnection:
         if self._is_alone:
             # Of several, those who look for them again say so.
             [engine], [each] = engines, found
-            self._gone = {engine.name: each} if isinstance(each, EngineDead) else {}
+            engine.failure = each if isinstance(each, EngineDead) else None
         judged = self._judged(engines, found)
         outcomes = await first_outcomes(
             [self._join(engine, judged[engine.name]) for engine in engines], _GRACE_S
@@ -187,7 +181,7 @@ class EngineConnection:
         raise_unless_some_are_there(_names(engines), outcomes)
         for engine, outcome in zip(engines, outcomes, strict=True):
             if outcome is not None:
-                self._tell(engine.name, f"is not used: {outcome}")
+                self._tell(engine, f"is not used: {outcome}")
                 self._recover(engine)
         if self._members is not None and (self._watch is None or self._watch.done()):
             self._watch = asyncio.create_task(self._watch_members(self._members), name="members")
@@ -208,8 +202,6 @@ class EngineConnection:
         names = {engine.name for engine in self.engines}
         for name in [each for each in self._recoveries if each not in names]:
             self._recoveries.pop(name).cancel()
-        self._gone = {name: error for name, error in self._gone.items() if name in names}
-        self._told = {name: news for name, news in self._told.items() if name in names}
         return new
 
     async def _watch_members(self, members: ServiceMembers) -> None:
@@ -279,7 +271,7 @@ class EngineConnection:
         """Use an engine that was found. Raises why that cannot be, EngineDead as a rule."""
         if isinstance(found, EngineDead):
             raise found
-        async with self._home.joining(engine.name):
+        async with self._home.joining(engine):
             if not self._versions.has_link(engine.name):
                 await self._link_to(engine, found)
         self._client = self._versions.chosen(_names(self.engines))
@@ -304,9 +296,9 @@ class EngineConnection:
             client = EngineClient(limits, tokenizer, self._note_loss, self._choice())
             self._versions.add(client)
         self._versions.note(engine.name, limits)
-        self._gone.pop(engine.name, None)
+        engine.failure = None
         client.use(engine.name, link)
-        self._tell(engine.name, "is used", logging.INFO)
+        self._tell(engine, "is used", logging.INFO)
 
     def _choice(self) -> ChooseLine:
         """What chooses the engine of each request. One that is the only one is not followed."""
@@ -314,22 +306,29 @@ class EngineConnection:
             return SessionLines()
         return LineRouter(policy_of(self._routing), self.routing_figures)
 
-    def _tell(self, name: str, news: str, level: int = logging.WARNING) -> None:
+    def _tell(self, engine: FoundEngine, news: str, level: int = logging.WARNING) -> None:
         """Log what has become of one of several engines, unless that was told last."""
-        if not self._is_alone and self._told.get(name) != news:
-            self._told[name] = news
-            logger.log(level, "engine %s %s", name, news)
+        if not self._is_alone and engine.told != news:
+            engine.told = news
+            logger.log(level, "engine %s %s", engine.name, news)
 
     def _note_loss(self, name: str) -> None:
-        self._tell(name, "is not reached any more; what it has left open goes on at any other")
         for engine in self.engines:
             if engine.name == name:
+                self._tell(
+                    engine, "is not reached any more; what it has left open goes on at any other"
+                )
                 self._recover(engine)
 
     @property
     def _is_alone(self) -> bool:
         """Whether there is one engine, and will not be others."""
         return len(self.engines) == 1 and self._members is None
+
+    @property
+    def _are_over(self) -> bool:
+        """Whether all engines have ended for good; those of a service may have followers."""
+        return self._members is None and all(each.failure is not None for each in self.engines)
 
     def _recover(self, engine: FoundEngine) -> None:
         former = self._recoveries.get(engine.name)
@@ -345,13 +344,9 @@ class EngineConnection:
             # Where there is but one engine, the next request looks for it.
             if self._is_alone and not client.has_waiting:
                 return
-            error = await self._try_again(engine)
-            if error is None:
-                self._gone.pop(engine.name, None)
-            else:
-                self._gone[engine.name] = error
-                if self._members is None and len(self._gone) == len(self.engines):
-                    client.give_up(error)
+            engine.failure = await self._try_again(engine)
+            if engine.failure is not None and self._are_over:
+                client.give_up(engine.failure)
             # Also after a success: a link that is lost again at once is not made anew at once.
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_RETRY_S)
@@ -364,7 +359,7 @@ class EngineConnection:
                 await engine.call("client_facts")
         except TimeoutError:
             text = f"engine {engine.name} has answered nothing for {_ANSWER_S:g} s"
-            self._tell(engine.name, f"is not used: {text}")
+            self._tell(engine, f"is not used: {text}")
             # Among several it may answer later, while others serve.
             is_over = EngineDead(f"{text}: it hangs, or its host is gone.")
             return is_over if self._is_alone else None
@@ -373,7 +368,7 @@ class EngineConnection:
         try:
             await self._connect(engine)
         except RaydixError as error:
-            self._tell(engine.name, f"is not used: {error}")
+            self._tell(engine, f"is not used: {error}")
             is_lasting = isinstance(error, OtherModel) or not isinstance(error, EngineDead)
             return error if is_lasting else None
         return None

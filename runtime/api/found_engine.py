@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from raydix.errors import EngineDead
+from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.launch import EngineHandle
 from raydix.runtime.api.engine_place import EnginePlace
 
@@ -14,6 +14,10 @@ class FoundEngine:
         self.place = place
         self.is_own = False
         """Whether this process has started it."""
+        self.failure: RaydixError | None = None
+        """Why it has ended, if it was found to have when it was asked last."""
+        self.told: str | None = None
+        """What the log says of it, where it is one of several."""
         self._handle: EngineHandle | None = None
 
     @property

@@ -1,9 +1,11 @@
 """Which event loop a handle is used on: one at a time, and one after the other."""
 
 import asyncio
+from weakref import WeakKeyDictionary
 
 from raydix.errors import BadRequest
 from raydix.runtime.api.engine_client import EngineClient
+from raydix.runtime.api.found_engine import FoundEngine
 from raydix.runtime.api.shared_failure import SharedFailure
 
 
@@ -15,9 +17,9 @@ class HomeLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.connecting = SharedFailure()
-        self._joining: dict[str, asyncio.Lock] = {}
+        self._joining = WeakKeyDictionary[FoundEngine, asyncio.Lock]()
 
-    def joining(self, engine: str) -> asyncio.Lock:
+    def joining(self, engine: FoundEngine) -> asyncio.Lock:
         """Held by whoever makes a link to this engine, where a second one would end the first."""
         return self._joining.setdefault(engine, asyncio.Lock())
 
@@ -36,7 +38,7 @@ class HomeLoop:
             )
 
         self._loop = running
-        self.connecting, self._joining = SharedFailure(), {}
+        self.connecting, self._joining = SharedFailure(), WeakKeyDictionary()
         if client is not None:
             client.abandon()
         return None
