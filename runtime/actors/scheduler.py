@@ -44,6 +44,7 @@ from raydix.runtime.scheduler.events import (
     GiveBack,
     KillRank,
     L1Flushed,
+    OrderOutcome,
     PhaseReached,
     PlanExperts,
     RecordingTold,
@@ -157,13 +158,13 @@ class SchedulerActor:
         """Wait until the core condemns a rank."""
         return await self._kill_orders.get()
 
-    async def fall_asleep(self, with_weights: bool) -> str:
-        """Have the engine sleep; returns the phase that it has come to, as `SleepDesk` says."""
-        return (await self._sleep.fall_asleep(with_weights)).value
+    async def fall_asleep(self, with_weights: bool) -> OrderOutcome:
+        """Have the engine sleep; returns what has come of it, as `SleepDesk` says."""
+        return await self._sleep.fall_asleep(with_weights)
 
-    async def wake(self) -> str:
-        """Wake the engine; returns the phase that it has come to, as `SleepDesk` says."""
-        return (await self._sleep.wake()).value
+    async def wake(self) -> OrderOutcome:
+        """Wake the engine; returns what has come of it, as `SleepDesk` says."""
+        return await self._sleep.wake()
 
     async def next_sleep_order(self) -> GiveBack | TakeAgain:
         """Wait until the ranks are to give memory back, or to take it again."""

@@ -7,12 +7,12 @@ from raydix.runtime.scheduler.events import (
     EngineOrder,
     FallAsleep,
     GiveBack,
+    OrderOutcome,
     PhaseReached,
     RanksGaveBack,
     TakeAgain,
     WakeUp,
 )
-from raydix.runtime.scheduler.phase import Phase
 
 
 class SleepDesk:
@@ -27,14 +27,14 @@ class SleepDesk:
         self._orders: asyncio.Queue[GiveBack | TakeAgain] = asyncio.Queue()
         self._num_posted = 0
         """How many orders to sleep or to wake the core has been given."""
-        self._waiting: list[tuple[int, asyncio.Future[Phase]]] = []
+        self._waiting: list[tuple[int, asyncio.Future[OrderOutcome]]] = []
         """Who waits, each with the number of orders that its own one was the last of."""
 
-    async def fall_asleep(self, with_weights: bool) -> Phase:
+    async def fall_asleep(self, with_weights: bool) -> OrderOutcome:
         """Have the engine sleep. Returns whether it does, or somebody has woken it meanwhile."""
         return await self._reach(FallAsleep(with_weights=with_weights))
 
-    async def wake(self) -> Phase:
+    async def wake(self) -> OrderOutcome:
         """Wake the engine. Returns whether it is awake, or was put to sleep again meanwhile."""
         return await self._reach(WakeUp())
 
@@ -62,10 +62,14 @@ class SleepDesk:
                 self._waiting.append((number, each))
             # Whoever asked may have gone.
             elif not each.done():
-                each.set_result(effect.phase)
+                # The last of those that were found is that of the order of this number.
+                found = effect.found[number - effect.num_orders - 1]
+                each.set_result(
+                    OrderOutcome(found=found, reached=effect.phase, is_closing=effect.is_closing)
+                )
 
-    async def _reach(self, order: FallAsleep | WakeUp) -> Phase:
-        reached: asyncio.Future[Phase] = asyncio.get_running_loop().create_future()
+    async def _reach(self, order: FallAsleep | WakeUp) -> OrderOutcome:
+        reached: asyncio.Future[OrderOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._give(order), reached))
         return await reached
 

@@ -160,8 +160,9 @@ class AsyncLLM(ModelHandle):
         Requests that have begun end first, or after `scheduler.max_drain_s` pause until the wake,
         and L2 gets what it lacks of L1. Those that come until `wake` wait, or raise EngineAsleep
         after `scheduler.max_asleep_wait_s`. Returns the bytes
-        that the ranks held (`held_bytes`) and hold (`left_bytes`), and the pages that L2 had no
-        room for (`lost_pages`). Raises CalledOff if somebody wakes the engine meanwhile.
+        that the ranks held (`held_bytes`) and hold (`left_bytes`), the pages that L2 had no
+        room for (`lost_pages`), and what this has `found`, a word of `phase`. Raises CalledOff if
+        somebody wakes the engine meanwhile, or stops it.
         """
         slept: dict[str, Any] = await self._engine.call(
             "fall_asleep", check_switch("weights", weights)
@@ -169,9 +170,11 @@ class AsyncLLM(ModelHandle):
         return slept
 
     async def wake(self) -> dict[str, Any]:
-        """Take the GPUs' memory again, and go on with requests. Returns how long it took.
+        """Take the GPUs' memory again, and go on with requests.
 
-        Raises EngineAsleep if there is no room: then the engine sleeps on.
+        Returns how long it took (`seconds`), and what this has `found`, a word of `phase`: of many
+        who wake an engine at once, one has found it asleep. Raises EngineAsleep if there is no
+        room: then the engine sleeps on.
         """
         woken: dict[str, Any] = await self._engine.call("wake")
         return woken

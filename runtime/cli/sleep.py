@@ -1,6 +1,8 @@
 """`raydix sleep`, `raydix wake` and `raydix switch`: engines that take turns on the same GPUs."""
 
 import asyncio
+import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -21,13 +23,16 @@ def sleep(name: Engine, weights: WithWeights = False) -> None:
 
     Requests that have begun end first, or after scheduler.max_drain_s pause until the wake, and L2
     gets what it lacks of L1. Later ones wait for `raydix wake`, and fail after
-    scheduler.max_asleep_wait_s.
+    scheduler.max_asleep_wait_s. Ctrl-C ends the wait alone: the engine goes on falling asleep.
     """
     print(asyncio.run(_sleep(name, weights)))
 
 
 def wake(name: Engine) -> None:
-    """Have an engine that sleeps take its memory again, and go on with requests."""
+    """Have an engine that sleeps take its memory again, and go on with requests.
+
+    Ctrl-C ends the wait alone: the engine goes on waking.
+    """
     print(asyncio.run(_wake(name)))
 
 
@@ -49,34 +54,72 @@ async def _switch(asleep: str, awake: str) -> list[str]:
     # Before A is drained for nothing.
     await _call(awake, "phase")
     has_slept = await _call(asleep, "phase") == Phase.ASLEEP.value
-    slept = await _sleep(asleep, True)
+    rest = f"{awake} is not woken: raydix switch {asleep} {awake} goes on from there"
+    slept = await _sleep(asleep, True, rest)
     try:
-        return [slept, await _wake(awake)]
+        return [slept, await _wake(awake, f"{asleep} sleeps")]
     except RaydixError as error:
         if has_slept:
             raise EngineAsleep(
                 f"{awake} does not wake; {asleep} sleeps as before. {error}"
             ) from error
-        await _wake(asleep)
+        await _wake(asleep, f"{awake} does not wake: {error}")
         raise EngineAsleep(f"{awake} does not wake, so {asleep} is awake again. {error}") from error
 
 
-async def _sleep(name: str, weights: bool) -> str:
-    slept = await _call(name, "fall_asleep", weights)
-    told = (
-        f"engine {name} sleeps; of {format_bytes(slept['held_bytes'])} of pages and weights its "
-        f"ranks hold {format_bytes(slept['left_bytes'])}"
+async def _sleep(name: str, weights: bool, rest: str | None = None) -> str:
+    """Put an engine to sleep; `rest`: what else is to be said if Ctrl-C ends the wait."""
+    goes_on = (
+        f"engine {name} goes on falling asleep, as raydix status shows; raydix wake {name} calls "
+        "that off"
+    )
+    slept = await _call(name, "fall_asleep", weights, goes_on=_joined(goes_on, rest))
+    return words_of_sleep(name, slept)
+
+
+async def _wake(name: str, rest: str | None = None) -> str:
+    """Wake an engine; `rest`: what else is to be said if Ctrl-C ends the wait."""
+    goes_on = f"engine {name} goes on waking, as raydix status shows"
+    woken = await _call(name, "wake", goes_on=_joined(goes_on, rest))
+    return words_of_wake(name, Phase(woken["found"]), woken["seconds"])
+
+
+def words_of_sleep(name: str, slept: Mapping[str, Any]) -> str:
+    """What has come of an order to sleep."""
+    match Phase(slept["found"]):
+        case Phase.ASLEEP:
+            told = f"engine {name} slept already"
+        case Phase.AWAKE | Phase.WAKING:
+            told = f"engine {name} sleeps"
+        case Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP | Phase.GIVING_BACK:
+            told = f"engine {name} sleeps, as somebody had asked before"
+    told += (
+        f"; of {format_bytes(slept['held_bytes'])} of pages and weights its ranks hold "
+        f"{format_bytes(slept['left_bytes'])}"
     )
     lost = slept["lost_pages"]
     return f"{told}; L2 had no room for {lost} pages, which are lost" if lost else told
 
 
-async def _wake(name: str) -> str:
-    woken = await _call(name, "wake")
-    return f"engine {name} is awake after {woken['seconds']:.1f} s"
+def words_of_wake(name: str, found: Phase, seconds: float) -> str:
+    """What has come of an order to wake that has `found` the engine in this phase."""
+    match found:
+        case Phase.AWAKE:
+            return f"engine {name} was awake already"
+        case Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP:
+            return f"engine {name} is awake: it was falling asleep, which is called off"
+        case Phase.GIVING_BACK | Phase.ASLEEP:
+            return f"engine {name} is awake after {seconds:.1f} s"
+        case Phase.WAKING:
+            return f"engine {name} is awake, as somebody had asked before, {seconds:.1f} s later"
 
 
-async def _call(name: str, method: str, *arguments: Any) -> Any:
+def _joined(*told: str | None) -> str:
+    return "; ".join(each for each in told if each is not None)
+
+
+async def _call(name: str, method: str, *arguments: Any, goes_on: str | None = None) -> Any:
+    """Make a control call; `goes_on`: what is said if Ctrl-C ends the wait for what it does."""
     from raydix.runtime.actors.bootstrap.control_client import call_supervisor
     from raydix.runtime.actors.engine_record import find_record, running_names
     from raydix.runtime.actors.service.running import look_at_service
@@ -91,4 +134,9 @@ async def _call(name: str, method: str, *arguments: Any) -> Any:
             f"{name} is a service; expected one of its engines ({engines}). AsyncService.sleep() "
             "and wake() are for all of them."
         )
-    return await call_supervisor(name, record, method, *arguments)
+    try:
+        return await call_supervisor(name, record, method, *arguments)
+    except asyncio.CancelledError:
+        if goes_on is not None:
+            print(goes_on, file=sys.stderr)
+        raise

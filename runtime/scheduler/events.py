@@ -357,6 +357,20 @@ class PhaseReached:
     phase: Phase
     num_orders: int
     """How many orders to sleep or to wake the core had taken by then: later ones may undo it."""
+    found: tuple[Phase, ...]
+    """In which phase the engine was as each of them came of which nothing was told yet."""
+    is_closing: bool
+    """Whether the engine is about to stop, for which it is awake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOutcome:
+    """What has come of an order to sleep or to wake."""
+
+    found: Phase
+    """The phase in which the order found the engine."""
+    reached: Phase
+    is_closing: bool
 
 
 Effect = (

@@ -105,6 +105,8 @@ class Sleep:
         self._is_wanted_awake = False
         """Whether somebody wants the engine awake as soon as it sleeps."""
         self._num_orders = 0
+        self._found: list[Phase] = []
+        """The phases in which orders have found the engine of which nothing was told yet."""
         self._since_s = -math.inf
         """The time since which requests wait."""
         self._none_late_until_s = -math.inf
@@ -146,7 +148,7 @@ class Sleep:
 
         Weights that it has kept so far go as well if they are to.
         """
-        self._num_orders += 1
+        self._note_order()
         self._is_wanted_awake = False
         match self.phase:
             case Phase.AWAKE:
@@ -168,7 +170,7 @@ class Sleep:
 
     def wake(self, now_s: float) -> None:
         """Begin to wake; what has not been given back stays as it is."""
-        self._num_orders += 1
+        self._note_order()
         match self.phase:
             case Phase.AWAKE | Phase.DRAINING | Phase.PARKING | Phase.BACKING_UP:
                 self._enter(Phase.AWAKE, now_s)
@@ -178,6 +180,10 @@ class Sleep:
                 self._take_again()
             case Phase.WAKING:
                 pass
+
+    def _note_order(self) -> None:
+        self._num_orders += 1
+        self._found.append(self.phase)
 
     def note_given_back(self) -> None:
         """Note that no rank holds memory any more that it was to give back."""
@@ -224,7 +230,14 @@ class Sleep:
         self._tell_phase()
 
     def _tell_phase(self) -> None:
-        self._outbox.emit(PhaseReached(phase=self.phase, num_orders=self._num_orders))
+        found, self._found = tuple(self._found), []
+        reached = PhaseReached(
+            phase=self.phase,
+            num_orders=self._num_orders,
+            found=found,
+            is_closing=self._requests.is_closing,
+        )
+        self._outbox.emit(reached)
 
     def _give_back(self) -> None:
         self.phase, self._has_given_back = Phase.GIVING_BACK, False

@@ -23,7 +23,7 @@ from tests.simulation.hints import EarlyLoadLaw, check_hints, check_told
 from tests.simulation.named_pages import NamedPages
 from tests.simulation.queue_order import check_turns
 from tests.simulation.recording import RecordingLaw
-from tests.simulation.sleep import DrainLaw, check_asleep
+from tests.simulation.sleep import DrainLaw, OrderLaw, check_asleep
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster, ClusterRank
@@ -57,6 +57,7 @@ class SchedulerProcess:
         self.core = SchedulerCore(self._cluster.settings, phase)
         self.followers = Followers(self._cluster, self.core)
         self._early_loads, self._drains = EarlyLoadLaw(self.core), DrainLaw(self.core)
+        self._orders = OrderLaw()
         self._recording, self._ends = RecordingLaw(self.core), EndsWatches(self.core)
         self._named_pages = [NamedPages(lane) for lane in self.core._lanes]
         """The pages that each lane's plans have named."""
@@ -276,7 +277,9 @@ class SchedulerProcess:
                 self._compilers.drop(effect)
             case events.RecordingTold():
                 self._recording.hear(effect, self._cluster.now_s)
-            case events.L1Flushed() | events.PhaseReached():
+            case events.PhaseReached():
+                self._orders.hear(effect)
+            case events.L1Flushed():
                 pass
             case events.GiveBack():
                 self._cluster.sleep.give_back(self)

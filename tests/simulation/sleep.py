@@ -37,6 +37,10 @@ class WaitsOn(AssertionError):
     """A request waits for the wake for longer than it may."""
 
 
+class WronglyTold(AssertionError):
+    """Of some order to sleep or to wake nothing is told, or more than once."""
+
+
 class ClusterSleep:
     """Owns: whether the ranks of an engine were told to sleep, and which orders are under way."""
 
@@ -187,6 +191,19 @@ class DrainLaw:
             self._since_s = now_s
         elif now_s > self._since_s + core.settings.max_drain_s:
             raise DrainsOn(f"the engine has drained for {now_s - self._since_s:.3f} s")
+
+
+class OrderLaw:
+    """Owns: of how many orders to sleep or to wake it was told in which phase they have come."""
+
+    def __init__(self) -> None:
+        self._num_told = 0
+
+    def hear(self, effect: events.PhaseReached) -> None:
+        """Raise WronglyTold unless each order is told of once, by what has come of it."""
+        self._num_told += len(effect.found)
+        if self._num_told != effect.num_orders:
+            raise WronglyTold(f"of {effect.num_orders} orders {self._num_told} are told of")
 
 
 def _l2_names(node: Node) -> set[tuple[int, PageKey]]:

@@ -13,7 +13,7 @@ from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
 from raydix.runtime.config.capacity import format_bytes
-from raydix.runtime.scheduler.events import GiveBack, TakeAgain
+from raydix.runtime.scheduler.events import GiveBack, OrderOutcome, TakeAgain
 from raydix.runtime.scheduler.phase import Phase
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,10 @@ class EngineSleep:
         self._held_bytes = 0
         self._left_bytes = 0
         self._num_lost_pages = 0
-        self._problem: str | None = None
-        """Why the ranks could not take their memory again the last time; None: they could."""
+        self._num_failed = 0
+        """How often the ranks could not take their memory again."""
+        self._problem = ""
+        """Why they could not the last time."""
 
     @property
     def is_asleep(self) -> bool:
@@ -73,28 +75,33 @@ class EngineSleep:
     async def fall_asleep(self, scheduler: Keeper, with_weights: bool) -> dict[str, Any]:
         """Put the engine to sleep. Returns what its ranks held before, and what they still hold.
 
-        Raises CalledOff if somebody wakes it meanwhile.
+        Tells in which phase the engine was as this came, too. Raises CalledOff if somebody wakes it
+        meanwhile, or stops it.
         """
-        phase = await (await scheduler.serving()).call("fall_asleep", with_weights)
-        if phase != Phase.ASLEEP.value:
-            raise CalledOff(f"Engine {self._name} was woken while it fell asleep.")
+        outcome: OrderOutcome = await (await scheduler.serving()).call("fall_asleep", with_weights)
+        if outcome.reached is not Phase.ASLEEP:
+            why = "is being stopped" if outcome.is_closing else "was woken while it fell asleep"
+            raise CalledOff(f"Engine {self._name} {why}.")
         return {
+            "found": outcome.found.value,
             "held_bytes": self._held_bytes,
             "left_bytes": self._left_bytes,
             "lost_pages": self._num_lost_pages,
         }
 
     async def wake(self, scheduler: Keeper) -> dict[str, Any]:
-        """Wake the engine. Returns how long that took.
+        """Wake the engine. Returns how long that took, and in which phase it was as this came.
 
         Raises EngineAsleep if its ranks cannot have their memory back: it sleeps on.
         """
-        began_s = time.monotonic()
-        phase = await (await scheduler.serving()).call("wake")
-        if phase != Phase.AWAKE.value:
-            why = self._problem or "it was put to sleep again meanwhile"
+        began_s, num_failed = time.monotonic(), self._num_failed
+        outcome: OrderOutcome = await (await scheduler.serving()).call("wake")
+        if outcome.reached is not Phase.AWAKE:
+            # What an earlier wake has met is not what has become of this one.
+            has_failed = self._num_failed > num_failed
+            why = self._problem if has_failed else "it was put to sleep again meanwhile"
             raise EngineAsleep(f"Engine {self._name} sleeps on: {why}")
-        return {"seconds": time.monotonic() - began_s}
+        return {"found": outcome.found.value, "seconds": time.monotonic() - began_s}
 
     async def _give_back(self, gpus: Sequence[Keeper], order: GiveBack) -> None:
         """Have every rank give back its memory; one that is just being started ends."""
@@ -118,7 +125,6 @@ class EngineSleep:
 
     async def _take_again(self, gpus: Sequence[Keeper], start_rank: StartRank) -> bool:
         """Have every rank take its memory and serve. False: one cannot, and none does."""
-        self._problem = None
         # Before any of those that have ended goes on to its next incarnation.
         starts = [
             asyncio.create_task(self._start(rank, keeper, keeper.incarnation, start_rank))
@@ -129,6 +135,7 @@ class EngineSleep:
             for start in asyncio.as_completed(starts):
                 await start
         except RaydixError as error:
+            self._num_failed += 1
             self._problem = str(error)
             logger.error("engine %s cannot wake: %s", self._name, error)
             self._may_start.clear()

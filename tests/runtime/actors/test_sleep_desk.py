@@ -6,7 +6,13 @@ from typing import Any
 
 from raydix.runtime.actors.sleep_desk import SleepDesk
 from raydix.runtime.scheduler.core import SchedulerCore
-from raydix.runtime.scheduler.events import EngineOrder, GiveBack, PhaseReached, TakeAgain
+from raydix.runtime.scheduler.events import (
+    EngineOrder,
+    GiveBack,
+    OrderOutcome,
+    PhaseReached,
+    TakeAgain,
+)
 from raydix.runtime.scheduler.phase import Phase
 from tests.runtime.scheduler.core_driver import BASE
 
@@ -28,7 +34,7 @@ class SlowTurns:
                     self.desk.order(effect)
 
 
-async def _asked(order: Coroutine[Any, Any, Phase]) -> asyncio.Task[Phase]:
+async def _asked(order: Coroutine[Any, Any, OrderOutcome]) -> asyncio.Task[OrderOutcome]:
     """An order that has been posted."""
     task = asyncio.create_task(order)
     await asyncio.sleep(0)
@@ -41,14 +47,14 @@ def test_an_order_that_the_core_has_not_taken_yet_is_not_told_what_came_of_earli
         asleep = await _asked(turns.desk.fall_asleep(False))
         with_weights = await _asked(turns.desk.fall_asleep(True))
         turns.turn()
-        assert await asleep is Phase.ASLEEP
+        assert (await asleep).reached is Phase.ASLEEP
         await asyncio.sleep(0)
         assert not with_weights.done()  # its order goes to the ranks next
 
         turns.turn()
         turns.desk.gave_back()
         turns.turn()
-        assert await with_weights is Phase.ASLEEP
+        assert (await with_weights).reached is Phase.ASLEEP
 
     asyncio.run(scenario())
 
@@ -64,7 +70,27 @@ def test_a_wake_that_cannot_be_carried_out_is_told_to_whoever_asked_before() -> 
         turns.desk.gave_back()
         turns.turn()
         turns.turn()
-        assert await wake is Phase.ASLEEP
-        assert await again is Phase.ASLEEP
+        assert (await wake).reached is Phase.ASLEEP
+        assert (await again).reached is Phase.ASLEEP
+
+    asyncio.run(scenario())
+
+
+def test_each_of_many_orders_is_told_in_which_phase_it_has_found_the_engine() -> None:
+    async def scenario() -> None:
+        turns = SlowTurns()
+        first, second = await _asked(turns.desk.wake()), await _asked(turns.desk.wake())
+        turns.turn()
+        turns.turn()
+        asleep = await _asked(turns.desk.fall_asleep(False))
+        turns.turn()
+        turns.desk.gave_back()
+        turns.turn()
+        outcomes = [await each for each in (first, second, asleep)]
+        assert [each.found for each in outcomes] == [Phase.ASLEEP, Phase.WAKING, Phase.WAKING]
+        assert {each.reached for each in outcomes} == {Phase.ASLEEP}
+        late = await _asked(turns.desk.fall_asleep(False))
+        turns.turn()
+        assert (await late).found is Phase.ASLEEP
 
     asyncio.run(scenario())

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from raydix.errors import AccountingError, ConfigError, EngineDead
+from raydix.errors import AccountingError, CalledOff, ConfigError, EngineAsleep, EngineDead
 from raydix.runtime.actors.supervision.engine_sleep import EngineSleep
 from raydix.runtime.actors.supervision.keeper import Keeper, at_once
 from raydix.runtime.actors.supervision.spawn import RunningActor
-from raydix.runtime.scheduler.events import GiveBack, TakeAgain
+from raydix.runtime.scheduler.events import GiveBack, OrderOutcome, TakeAgain
+from raydix.runtime.scheduler.phase import Phase
 from tests.runtime.actors.supervision.fake_actor import QUICK, FakeActor, until
 
 GIVE_BACK = GiveBack(with_weights=True, num_lost_pages=0)
@@ -23,12 +24,16 @@ class Scheduler(FakeActor):
         super().__init__(pid)
         self.orders: asyncio.Queue[GiveBack | TakeAgain] = asyncio.Queue()
         self.heard: list[str] = []
+        self.outcomes: asyncio.Queue[OrderOutcome] = asyncio.Queue()
+        """What comes of orders to sleep or to wake."""
 
     async def call(self, method: str, *arguments: Any) -> Any:
         if self.is_ended:
             raise EngineDead("it has ended")
         if method == "next_sleep_order":
             return await self.orders.get()
+        if method in ("fall_asleep", "wake"):
+            return await self.outcomes.get()
         self.heard.append(method)
 
 
@@ -200,6 +205,42 @@ async def test_wakes_that_find_no_room_do_not_end_the_engine() -> None:
         bench.bring_up_error = None
         first.orders.put_nowait(TakeAgain())
         await bench.gpu.serving()
+
+
+STAYS = OrderOutcome(found=Phase.ASLEEP, reached=Phase.ASLEEP, is_closing=False)
+
+
+async def test_a_wake_is_not_told_what_an_earlier_one_has_met() -> None:
+    async with Bench() as bench:
+
+        async def fail(rank: int, actor: RunningActor) -> None:
+            raise ConfigError("another engine has the memory")
+
+        bench.start_rank, first = fail, bench.schedulers[0]
+        wake = asyncio.create_task(bench.sleep.wake(bench.scheduler))
+        await asyncio.sleep(0)
+        first.orders.put_nowait(TakeAgain())
+        await until(lambda: "stay_asleep" in first.heard)
+        first.outcomes.put_nowait(STAYS)
+        with pytest.raises(EngineAsleep, match="sleeps on: another engine has the memory"):
+            await wake
+
+        first.outcomes.put_nowait(STAYS)
+        with pytest.raises(EngineAsleep, match="sleeps on: it was put to sleep again meanwhile"):
+            await bench.sleep.wake(bench.scheduler)
+
+
+@pytest.mark.parametrize(
+    ("is_closing", "why"), [(False, "was woken while it fell asleep"), (True, "is being stopped")]
+)
+async def test_whoever_has_an_engine_sleep_hears_why_it_does_not(
+    is_closing: bool, why: str
+) -> None:
+    async with Bench() as bench:
+        outcome = OrderOutcome(found=Phase.AWAKE, reached=Phase.AWAKE, is_closing=is_closing)
+        bench.schedulers[0].outcomes.put_nowait(outcome)
+        with pytest.raises(CalledOff, match=f"Engine engine {why}"):
+            await bench.sleep.fall_asleep(bench.scheduler, False)
 
 
 async def test_a_rank_that_hangs_in_the_wake_is_made_again() -> None:
