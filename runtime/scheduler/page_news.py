@@ -36,6 +36,8 @@ class PageNews:
         self._changes: list[KvEvent] = []
         self._behind: set[ConnectionId] = set()
         """The followers that were not told yet all that there was when they came."""
+        self._num_known: dict[ConnectionId, int] = {}
+        """How many of the latest changes had been made when a follower came, in the same turn."""
 
     @property
     def is_followed(self) -> bool:
@@ -49,14 +51,15 @@ class PageNews:
 
     def begin(self, connection: ConnectionId, state: Iterable[KvEvent]) -> None:
         """Take a new follower, which is told first what there is now."""
-        assert not self._changes, "they are told at the end of each event"
         self._left[connection] = deque(state)
         self._behind.add(connection)
+        self._num_known[connection] = len(self._changes)
 
     def end(self, connection: ConnectionId) -> None:
         """Forget a follower that has gone."""
         self._left.pop(connection, None)
         self._behind.discard(connection)
+        self._num_known.pop(connection, None)
 
     def note(self, event: KvEvent) -> None:
         """Note a change of what is followed."""
@@ -96,7 +99,8 @@ class PageNews:
         """Let changes come behind what is left for those who are behind; returns them."""
         changes, self._changes = tuple(self._changes), []
         for connection in self._behind:
-            self._left[connection].extend(changes)
+            num_known = self._num_known.pop(connection, 0)
+            self._left[connection].extend(changes[num_known:])
         self.keys.note(changes)
         return changes
 

@@ -15,8 +15,10 @@ from raydix.runtime.cache.page_key import (
     short_keys,
     split_keys,
 )
+from raydix.runtime.messages.arrays import int32_array
 from raydix.runtime.messages.kv_events import PagesStored, ShortKeys, Tier, TierCleared
 from raydix.runtime.messages.mirror import MirrorCleared, MirrorUpdate
+from raydix.runtime.messages.plan import StepResult
 from raydix.runtime.scheduler import events, page_news
 from tests.runtime.scheduler.core_driver import CoreDriver
 
@@ -169,6 +171,31 @@ def test_who_comes_late_is_told_what_there_is_before_what_changes(
     assert isinstance(first, PagesStored)
     assert first.run is not None
     assert first.run.cache_salt == "s"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_who_comes_in_the_turn_of_a_change_is_told_of_it_once(is_first: bool) -> None:
+    driver = followed()
+    driver.submit(PROMPT, max_tokens=2)
+    plan = driver.plans[0].popleft()
+    done = events.RankMessage(
+        rank=0,
+        connection=driver.connection_of(0),
+        message=StepResult(rank=0, step=plan.step, token_ids=int32_array([1]), compute_s=0.01),
+    )
+    late = ConnectionId(901)
+    heard = [events.FollowerAttached(connection=late), done]
+    first, last = heard if is_first else reversed(heard)
+
+    driver.core.hear(first, driver.now_s)
+    driver.send(last)
+    driver.run()
+
+    for connection in (ConnectionId(900), late):
+        told = [each for each in driver.told if each.connection == connection]
+        keys = [event.keys for each in told for event in each.events]
+        assert keys == [keys_of(PROMPT)]
+        assert told[-1].is_whole
 
 
 def test_nothing_is_kept_for_nobody() -> None:
