@@ -237,7 +237,7 @@ class LookupProgress:
     source: SourceId = L3_SOURCE
     """Where pages were looked for; it has brought those that say PEER or L3."""
     seconds: float = 0.0
-    """The time that this took, since the lookup came; 0 if nothing was brought."""
+    """The time since the lookup came: what was cancelled, or came too late, takes longer."""
     num_full_pages: int = 0
     """Every FULL and LATENT group is known to have so many pages, in some tier; 0 without such
     groups. A prefix that ends there may lack but a window: whoever computes it is to leave one.

@@ -94,14 +94,16 @@ class HandOverTimes:
             return None
         self._close(begun)
         took_s = now_s - begun.began_s
-        start = TimePredictor(_AS_FORESEEN, full_amount=_FULL_S)
-        self._learnt.setdefault(begun.way, start).observe(begun.foreseen_s, took_s, now_s)
+        self._times_of(begun.way).observe(begun.foreseen_s, took_s, now_s)
         return took_s
 
-    def drop(self, then_named: RequestId) -> None:
-        """What goes on ends before its second token; others change nothing."""
-        if (begun := self._going_on.pop(then_named, None)) is not None:
+    def drop(self, then_named: RequestId, now_s: float) -> None:
+        """What goes on ends before its second token, which takes longer; others change nothing."""
+        begun = self._going_on.pop(then_named, None)
+        if begun is not None:
             self._close(begun)
+            times = self._times_of(begun.way)
+            times.observe_at_least(begun.foreseen_s, now_s - begun.began_s, now_s)
 
     def give_up(self, name: RequestId) -> None:
         """A request ends with its first token, and nothing goes on; others change nothing."""
@@ -114,6 +116,11 @@ class HandOverTimes:
             for name in [each for each, begun in opened.items() if begun.way.has(node)]:
                 self._close(opened.pop(name))
         self._learnt = {way: each for way, each in self._learnt.items() if not way.has(node)}
+
+    def _times_of(self, way: Way) -> TimePredictor:
+        """What was learnt of a way, or will be."""
+        start = TimePredictor(_AS_FORESEEN, full_amount=_FULL_S)
+        return self._learnt.setdefault(way, start)
 
     def _close(self, begun: _Open) -> None:
         self._num_to[begun.way.then] -= 1

@@ -123,7 +123,7 @@ class Ingress:
                 self._hand_overs.forget(event.node)
                 lost = [name for name, sent in self._sent.items() if sent.route.node == event.node]
                 for name in lost:
-                    self.release(name)
+                    self.release(name, now_s)
                 return tuple(lost)
         return ()
 
@@ -164,7 +164,7 @@ class Ingress:
             last_node = offer.number if split is None else split.then
             self._last_nodes.remember(asking.session_id, last_node)
 
-        self.release(asking.request_id)
+        self.release(asking.request_id, now_s)
         if split is not None:
             self._nodes[split.then].expect(asking.request_id)
         return self._send(asking, offer, split, now_s)
@@ -272,7 +272,7 @@ class Ingress:
         took_s = now_s - sent.sent_s
         if (node := self._nodes.get(sent.route.node)) is not None:
             node.note_first_token(request_id, now_s)
-        self.release(request_id)
+        self.release(request_id, now_s)
         if sent.split is not None:
             way = Way(sent.split.first, sent.split.then)
             foreseen_s = sent.split.take_over.foreseen_s
@@ -294,9 +294,9 @@ class Ingress:
         """
         return self._hand_overs.end(then_named, now_s)
 
-    def release(self, request_id: RequestId) -> None:
+    def release(self, request_id: RequestId, now_s: float) -> None:
         """A request has ended, or its first token has come; others change nothing."""
-        self._hand_overs.drop(request_id)
+        self._hand_overs.drop(request_id, now_s)
         sent = self._sent.pop(request_id, None)
         if sent is None:
             return

@@ -4,7 +4,7 @@ How a belief is refuted. Too quick: what is done by it is seen to be slow, and t
 is believed. Too slow: one quick piece is believed at once, of any size, for it bounds the others. A
 piece takes no longer than a larger one, and no longer per unit than a smaller one. What a belief
 keeps from being done is not seen: then it is done as a trial now and then, and what nobody has
-done for long is forgotten.
+done for long is forgotten. What is given up before it is done shows how long it takes at least.
 """
 
 import math
@@ -28,6 +28,10 @@ _SURPRISE = 2.0
 """A piece that takes so many times as long as predicted is not believed until three have been that
 slow: a kernel may have been compiled, or the host held up. One that is so many times as quick is
 believed at once, as no accident makes a piece quick.
+"""
+_TIMES_GIVEN_UP = 2.0
+"""What was given up is believed to take so many times as long as it was waited for. Whoever waits
+as long as another way would take must not believe that both take as long.
 """
 _NUM_DOUBTED = 2
 """The number of surprisingly slow pieces that come before the one that is believed."""
@@ -210,6 +214,14 @@ class TimePredictor:
         self._line = None
         if line.predict_s(amount) > _SURPRISE * believed_s:
             self._bound(amount, believed_s, now_s)
+
+    def observe_at_least(self, amount: float, seconds: float, now_s: float) -> None:
+        """Learn that `amount` units took longer than `seconds`, after which they were given up.
+
+        That teaches nothing of what is believed to take as long anyway: such a belief fades.
+        """
+        if self.predict_s(amount, now_s) < seconds:
+            self.observe(amount, _TIMES_GIVEN_UP * seconds, now_s)
 
     def _bound(self, amount: float, seconds: float, now_s: float) -> None:
         """Forget what others took if this piece refutes it: it took so little."""

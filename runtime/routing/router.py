@@ -179,7 +179,7 @@ class Router:
     ) -> Answered:
         """The first tokens of an asking have come, or there will be none."""
         if is_last:
-            self._ingress.release(_name(asking))
+            self._ingress.release(_name(asking), now_s)
             return Answered()
         self._prompt_keys.forget(request_id)
         return Answered(

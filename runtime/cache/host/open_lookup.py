@@ -167,14 +167,13 @@ class OpenLookup:
 
     def report(self, now_s: float) -> LookupProgress:
         """What the Scheduler is told of the lookup now."""
-        has_brought = any(self._brings in sources for sources in self._sources)
         return LookupProgress(
             lookup_id=self.lookup_id,
             sources=tuple(bytes(sources.translate(_REPORTED)) for sources in self._sources),
             is_final=self.is_final,
             num_full_pages=self._num_full,
             source=self._source,
-            seconds=now_s - self.asked_s if has_brought else 0.0,
+            seconds=now_s - self.asked_s,
         )
 
     def look_in_l2(self, group: int, run: range, found: Sequence[HostPageId | None]) -> None:

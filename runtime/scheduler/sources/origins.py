@@ -16,6 +16,8 @@ tried.
 """
 _FULL_FETCH_S = 0.002
 """Seconds after which a fetch counts in full for the rate; a quicker one counts less."""
+_GIVEN_UP = (PageSource.CANCELLED, PageSource.TIMED_OUT)
+"""Why pages did not come that may have been on their way."""
 
 
 class Origin:
@@ -104,14 +106,26 @@ class Origins:
             origin.keys.follow(update)
 
     def learn(self, report: LookupProgress, settings: SchedulerSettings, now_s: float) -> None:
-        """Learn from a lookup that has ended how quickly its origin brings pages, if any came."""
+        """Learn from a lookup that has ended how quickly its origin brings pages.
+
+        What a peer has not brought in time takes longer than it was waited for. Of L3 this says
+        nothing, as it may not have had the pages.
+        """
         origin = self.find(report.source)
         if origin is None:
             return
         brought = [sources.count(origin.distance) for sources in report.sources]
-        rates = [origin.rate] if origin is self.storage else [origin.rate, self.pull_rate]
-        for rate in rates:
-            rate.observe(settings.bytes_of(brought), report.seconds, now_s)
+        num_bytes = settings.bytes_of(brought)
+        if origin is self.storage:
+            origin.rate.observe(num_bytes, report.seconds, now_s)
+            return
+
+        given_up = [sum(map(sources.count, _GIVEN_UP)) for sources in report.sources]
+        asked_bytes = num_bytes + settings.bytes_of(given_up)
+        for rate in (origin.rate, self.pull_rate):
+            rate.observe(num_bytes, report.seconds, now_s)
+            if any(given_up):
+                rate.observe_at_least(asked_bytes, report.seconds, now_s)
 
     def lose_peers(self) -> list[set[bytes]]:
         """HostMemory is gone, and with it all ways to other nodes; returns their keys."""

@@ -58,13 +58,32 @@ def test_what_goes_on_elsewhere_than_foreseen_teaches_nothing() -> None:
     assert not times.num_open
 
 
-def test_what_ends_before_its_second_token_teaches_nothing() -> None:
-    times = HandOverTimes()
-    times.begin(FIRST, WAY, 0.02, 0.0)
+def drop(times: HandOverTimes, waited_s: float, at_s: float = 0.0) -> None:
+    """A hand-over ends before its second token."""
+    times.begin(FIRST, WAY, 0.02, at_s)
     times.go_on(FIRST, WAY.then, REST)
-    times.drop(REST)
-    assert times.end(REST, 5.0) is None
+    times.drop(REST, at_s + waited_s)
+    assert times.end(REST, at_s + 5.0) is None
     assert not times.num_open
+
+
+def test_hand_overs_that_nobody_waits_out_take_longer_than_these_waited() -> None:
+    times = HandOverTimes()
+    for number in range(3):
+        assert times.predict_s(WAY, 0.02, number) < 2.0, "the third one is believed"
+        drop(times, 2.0, at_s=number)
+    assert times.predict_s(WAY, 0.02, 4.0) > 2.0
+    assert times.predict_s(WAY, 0.02, 400.0) < 0.1, "it fades"
+
+    hand_over(times, 0.02, 0.03, at_s=5.0)
+    assert times.predict_s(WAY, 0.02, 6.0) < 0.1, "one quick one refutes it"
+
+
+def test_what_ends_at_once_says_nothing_of_hand_overs() -> None:
+    times = HandOverTimes()
+    for number in range(4):
+        drop(times, 0.001, at_s=number)
+    assert times.predict_s(WAY, 0.02, 4.0) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize("node", [WAY.first, WAY.then])

@@ -114,7 +114,7 @@ def test_what_was_computed_is_known_before_its_news_come() -> None:
     ingress.handle(reported(first.node), 0.9)
     ingress.handle(reported(first.node, num_seen=2), 1.4)
     # No news came of it: the node has not kept it.
-    ingress.release(RequestId("b"))
+    ingress.release(RequestId("b"), 1.4)
     ingress.handle(reported(first.node, num_seen=2), 1.9)
     assert sent(ingress, "c", range(50), 1.9).num_cached_tokens == 0
 
@@ -247,7 +247,7 @@ def test_pages_of_another_node_are_pulled_if_that_is_quicker() -> None:
     assert pulled.first_token_s == pytest.approx(0.03 + 0.5 * PAGE_SIZE * TOKEN_S)
     assert pulled.header.endswith("l1=0, l2=0, peer=320")
 
-    ingress.release(RequestId("a"))
+    ingress.release(RequestId("a"), 0.0)
     ingress.handle(reported(1, pull=slow, num_seen=1), 0.0)
     computed = sent(ingress, "b", range(20))
     assert (computed.node, computed.num_pulled_tokens) == (1, 0)
@@ -319,7 +319,7 @@ def test_events_of_unknown_pages_change_nothing() -> None:
     ingress.handle(stored(0, range(5)), 0.0)
     assert sent(ingress, "a", range(9)).num_cached_tokens == 5 * PAGE_SIZE
 
-    ingress.release(RequestId("a"))
+    ingress.release(RequestId("a"), 0.0)
     ingress.handle(reported(0, num_seen=1), 0.0)
     cleared = KvNews(events=(TierCleared(tier=Tier.L1, lane=0),), is_whole=True)
     ingress.handle(NodeNews(node=NodeId(0), news=cleared), 0.0)

@@ -176,7 +176,7 @@ class IngressMachine(RuleBasedStateMachine):
         if is_answered:
             self.ingress.note_first_token(name, self.now_s)
         else:
-            self.ingress.release(name)
+            self.ingress.release(name, self.now_s)
         for model in self.nodes.values():
             if name in model.coming:
                 model.ended[name] = model.coming.pop(name)

@@ -249,3 +249,36 @@ def test_a_quick_large_piece_refutes_that_small_ones_are_slow() -> None:
     for _ in range(20):
         predictor.observe(8192, 0.05, now_s=1.0)
     assert predictor.predict_s(16, 1.0) < 0.1
+
+
+def given_up(waited_s: float = 0.1, num: int = 6) -> TimePredictor:
+    """A predictor of pieces of 100 MB, of which so many were given up; 10 ms are believed first."""
+    predictor = TimePredictor(10e9, full_amount=20e6)
+    for _ in range(num):
+        predictor.observe_at_least(100e6, waited_s, now_s=1.0)
+    return predictor
+
+
+def test_what_is_always_given_up_is_believed_to_take_longer_than_it_was_waited_for() -> None:
+    predictor = given_up(0.1)
+    assert 0.1 < predictor.predict_s(100e6, 1.0) < 0.3
+
+
+def test_one_piece_that_is_given_up_is_an_accident() -> None:
+    assert given_up(num=1).predict_s(100e6, 1.0) == pytest.approx(0.01)
+
+
+def test_what_was_given_up_says_nothing_to_who_believes_that_it_takes_longer() -> None:
+    predictor = given_up(0.1)
+    believed = predictor.line(1.0)
+    predictor.observe_at_least(100e6, 0.05, now_s=1.0)
+    assert predictor.line(1.0) == believed
+
+    predictor.observe_at_least(100e6, 0.05, now_s=31.0)
+    assert predictor.predict_s(100e6, 400.0) < 0.03, "it fades all the same"
+
+
+def test_one_quick_piece_refutes_what_was_given_up() -> None:
+    predictor = given_up(0.1)
+    predictor.observe(100e6, 0.01, now_s=1.0)
+    assert predictor.predict_s(100e6, 1.0) < 0.03

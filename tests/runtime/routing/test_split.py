@@ -150,7 +150,7 @@ def test_where_hand_overs_were_slow_prompts_stay_whole_until_that_is_forgotten()
             break
         handed_over(ingress, f"r{number}", 12.0, number)
     assert number == 3, "three slow ones are believed"
-    ingress.release(RequestId("r3"))
+    ingress.release(RequestId("r3"), 3.0)
     for each in reports:
         ingress.handle(each, 600.0)
     again = ingress.route(replace(asking("again", long_prompt(9)), may_be_split=True), 600.0)
@@ -168,12 +168,12 @@ def test_where_hand_overs_were_quick_prompts_are_split_that_gained_nothing() -> 
     assert nodes_of(sent(ingress, range(500, 510), "short")) == (0, 1)
 
 
-def test_what_ends_in_mid_hand_over_teaches_nothing() -> None:
+def test_what_has_ended_in_mid_hand_over_has_no_second_token() -> None:
     ingress = ingress_of(prefills(0), decodes(1, num_decoding=20))
     sent(ingress, LONG)
     ingress.note_first_token(RequestId("a"), 1.0)
     ingress.go_on(RequestId("a"), NodeId(1), RequestId("rest"))
-    ingress.release(RequestId("rest"))
+    ingress.release(RequestId("rest"), 2.0)
     assert ingress.note_next_token(RequestId("rest"), 50.0) is None
 
 

@@ -238,6 +238,15 @@ def test_cancelled_lookup_is_answered_and_leaves_nothing() -> None:
     assert len(host.end.progress["r"]) == 3
 
 
+def test_a_lookup_that_is_given_up_tells_for_how_long_it_was_waited_for() -> None:
+    host = with_storage()
+    host.lookup("r", range(12))
+    host.now_s += 0.5
+    host.cancel("r")
+    assert host.sources("r") == [PageSource.CANCELLED] * 12
+    assert host.end.progress["r"][-1].seconds == 0.5
+
+
 def test_cancel_before_the_answer_reads_nothing() -> None:
     host = with_storage()
     host.store(range(12))

@@ -124,6 +124,14 @@ def test_a_slow_link_between_nodes_ends_hand_overs() -> None:
     assert 0 < slowly.num_handed_over < 0.75 * quick.num_handed_over
 
 
+def test_pulls_that_are_given_up_show_that_others_would_be_given_up_too() -> None:
+    # Whoever decides by hand-overs alone sees some from each of the four nodes for prefill: 28.
+    slow = PROFILE.model_copy(update={"pull": CopyTimes(fixed_s=0.2, bytes_per_s=1e6)})
+    service = service_of("pulls", num_nodes=5, num_prefill=4)
+    outcome = Simulation(service, slow, long_prompts(40), Rules()).run()
+    assert 0 < outcome.num_handed_over < 12
+
+
 def nothing_is_held(simulation: Simulation) -> None:
     """The law: a while after the last answer no page is reserved or leased, and nobody leaves."""
     world = simulation._world

@@ -1,9 +1,9 @@
 """Where what L1 and L2 lack of a prompt is looked for."""
 
-from raydix.ids import L3_SOURCE, SourceId
+from raydix.ids import L3_SOURCE, LookupId, SourceId
 from raydix.runtime.cache.page_key import KEY_BYTES, ChainKeys
 from raydix.runtime.config.policies import LoadPolicy
-from raydix.runtime.messages.host import Lookup
+from raydix.runtime.messages.host import Lookup, LookupProgress, PageSource
 from raydix.runtime.messages.mirror import MirrorUpdate, PeerFound
 from raydix.runtime.scheduler.sources.mirror import Mirror
 from tests.runtime.scheduler.core_driver import CoreDriver
@@ -67,3 +67,32 @@ def test_the_peer_that_goes_on_farthest_is_asked() -> None:
     tell(driver, PEERS[2], slice(5, 9))
 
     assert asked_source(driver) == PEERS[1]
+
+
+def test_pulls_that_are_always_given_up_are_not_begun_for_a_while() -> None:
+    driver, _ = driver_with_peers()
+    origins, told = driver.core._source.origins, driver.settings
+    slow, other = PEERS[:2]
+    # Computing the rest is believed to take 0.02 s, and is quicker than the pulls.
+    for _ in range(6):
+        report = LookupProgress(
+            lookup_id=LookupId(99),
+            sources=(bytes([PageSource.L2] * 5 + [PageSource.CANCELLED] * 5),),
+            is_final=True,
+            source=slow,
+            seconds=0.02,
+        )
+        origins.learn(report, told, driver.now_s)
+
+    num_bytes = told.bytes_of([5])
+    rates = {source: origins.find(source) for source in (slow, other)}
+    assert all(rates.values())
+    believed = {
+        source: origin.rate.predict_s(num_bytes, driver.now_s)
+        for source, origin in rates.items()
+        if origin is not None
+    }
+    assert believed[slow] > 0.02
+    assert believed[other] < 0.001
+    assert origins.pull_rate.predict_s(num_bytes, driver.now_s) > 0.02, "ingresses are told of it"
+    assert origins.pull_rate.predict_s(num_bytes, driver.now_s + 400.0) < 0.001
