@@ -91,6 +91,8 @@ def answer_slo(
     trials: list[Trial] = []
     with standard_output(as_json) as (console, stdout):
         for trial in search(simulate, targets, max_nodes=question.max_nodes, **ladder):
+            for target in targets:
+                target.require_times(trial.outcome)
             trials.append(trial)
             console.print(_size(trial.fleet), "is" if trial.is_enough else "is not", "enough")
             if num_long := trial.outcome.failures.get(_TOO_LONG, 0):

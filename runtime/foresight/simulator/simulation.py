@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from raydix.errors import RaydixError
 from raydix.runtime.config.policies import EngineRole
 from raydix.runtime.foresight.simulator.clients import Answer, Clients
 from raydix.runtime.foresight.simulator.node import NodeSettings, SimulatedNode
@@ -22,7 +23,7 @@ _PATIENCE_S = 86_400.0
 _SOURCES = ("l1", "l2", "peer", "l3", "computed")
 
 
-class Stuck(Exception):
+class Stuck(RaydixError):
     """Requests wait for something that never happens."""
 
 
@@ -180,7 +181,12 @@ class Simulation:
         world.clock.run(lambda: clients.is_done or world.now_s > clients.last_news_s + _PATIENCE_S)
         if not clients.is_done:
             num_open = len(self._requests) - self.clients.num_ended
-            raise Stuck(f"{num_open} requests wait for ever, at {self._world.now_s} s")
+            raise Stuck(
+                f"{num_open:,} of {len(self._requests):,} requests have no answer, and for a day "
+                f"of the trace's time, up to {world.now_s:,.0f} s, nothing has come of any; "
+                f"expected that a step takes less. Look whether the times of profile "
+                f"{world.profile.name} are seconds. If they are, this is a fault of Raydix."
+            )
         for node in self.nodes:
             node.check()
         return self._outcome()

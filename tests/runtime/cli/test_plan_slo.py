@@ -107,3 +107,20 @@ def test_what_is_needed_is_asked_for(
     given = [*arguments[:at], *arguments[at + 2 :]]
     assert run("plan", *given, "--slo", "ttft_p90=2s") == 1
     assert words in capsys.readouterr().err
+
+
+def test_a_time_between_tokens_is_refused_where_no_answer_has_two(
+    run: Run, capsys: Capture, arguments: list[str], tmp_path: Path
+) -> None:
+    trace, *others = arguments
+    lines = Path(trace).read_text().splitlines()
+    rows = [json.loads(line) | {"output_length": 1} for line in lines]
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert run("plan", str(short), *others, "--slo", "tpot=1s") == 1
+
+    said = capsys.readouterr()
+    assert "--slo has tpot_p50" in said.err
+    assert "no answer has two tokens" in said.err
+    assert "enough" not in said.out

@@ -119,3 +119,13 @@ def test_nodes_that_compute_prompts_for_others_are_counted(
     out = capsys.readouterr().out
     assert "prefill" in out
     assert "gap between tokens" in out
+
+
+def test_a_profile_of_which_a_step_takes_years_is_told_in_words(
+    run: Run, capsys: Capture, arguments: list[str], tmp_path: Path
+) -> None:
+    slow = PROFILE.model_copy(update={"step": PROFILE.step.model_copy(update={"fixed_s": 1e9})})
+    profile = tmp_path / "slow.json"
+    profile.write_text(slow.model_dump_json())
+    assert run("simulate", *arguments, "--profile", str(profile)) == 1
+    assert "Look whether the times of profile test are seconds" in capsys.readouterr().err

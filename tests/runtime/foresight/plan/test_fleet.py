@@ -99,10 +99,15 @@ def test_a_service_that_refuses_requests_is_not_enough_however_quick() -> None:
     assert is_enough == {"kept": True, "late": False, "refused": False, "nobody answered": False}
 
 
-def test_where_answers_are_one_token_no_next_one_is_late() -> None:
+def test_where_answers_are_one_token_there_is_no_time_between_tokens_to_keep() -> None:
     tpot = parse_target("tpot_p99=1ms")
-    assert tpot.is_kept(outcome(1.0, None))
+    with pytest.raises(BadRequest, match=r"tpot_p99.*no answer has two tokens"):
+        tpot.require_times(outcome(1.0, None))
+    assert not tpot.is_kept(outcome(1.0, None))
+    tpot.require_times(outcome(1.0, 0.01))
     assert not tpot.is_kept(outcome(1.0, 0.01))
+    tpot.require_times(outcome(None, None, failed=10))
+    TTFT.require_times(outcome(1.0, None))
 
 
 def test_all_targets_have_to_be_kept() -> None:

@@ -130,7 +130,7 @@ def test_who_is_never_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None
     """The mutant: steps are never told of."""
     monkeypatch.setattr(LaneDevice, "carry_out", lambda self, plan: ())
     service = made_service(scheduler={"step_deadline_s": 1e9, "first_step_deadline_s": 1e9})
-    with pytest.raises(Stuck, match="1 requests wait for ever"):
+    with pytest.raises(Stuck, match="1 of 1 requests have no answer"):
         simulate(service, [made_request(1, 6, 0.0)])
 
 
