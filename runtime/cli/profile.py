@@ -24,6 +24,7 @@ from raydix.runtime.foresight.simulator.fitting import (
     fit_steps,
 )
 from raydix.runtime.foresight.simulator.profile import CopyTimes, Profile
+from raydix.runtime.scheduler.phase import Phase
 
 _PROMPT_TOKENS = (64, 256, 512, 1024, 2048, 4096, 8192)
 _BESIDE_TOKENS = (64, 256, 512, 1024, 2048)
@@ -38,6 +39,11 @@ _CONTEXTS = (64, 2048)
 _STREAMS = (1, 8, 32)
 _LOADED_TOKENS = (1024, 1024, 1024, 4096, 4096, 8192, 8192)
 """The sizes of prompts that are loaded. What the first one takes does not count."""
+_LEAST_LOADS = 3
+_MOST_SMALLER = 16
+"""Where L1 is small these prompts are smaller, by this at most."""
+_TOLD_TOKENS = 1000
+"""The size of the prompt whose time is told to people."""
 _DECODES = 64
 _REPEATS = 3
 _USUAL_BYTES_PER_S = 20e9
@@ -65,8 +71,10 @@ def profile(
         out.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
     step = found.step
     print(
-        f"{out}: a step takes {1e3 * step.fixed_s:.2f} ms, 1,000 tokens of a prompt "
-        f"{1e6 * step.prompt_token_s:.2f} ms more; {found.measured_on}"
+        f"{out}: a step in which one request decodes takes "
+        f"{1e3 * (step.fixed_s + step.decode_row_s):.2f} ms, one with a new prompt of "
+        f"{_TOLD_TOKENS:,} tokens {1e3 * step.new_prompt_s(_TOLD_TOKENS):.2f} ms; "
+        f"{found.measured_on}"
     )
 
 
@@ -93,6 +101,11 @@ async def measure_profile(
         )
     stats = await engine.stats()
     figures = stats["scheduler"]
+    if figures["phase"] != Phase.AWAKE.value:
+        raise BadRequest(
+            f"the engine is {figures['phase']}; expected one that is awake, as all requests would "
+            "wait. Wake it with `raydix wake NAME`."
+        )
     if figures["num_requests_running"] or figures["num_requests_waiting"]:
         raise BadRequest("the engine is in use; expected one that serves nobody else. Try again.")
 
@@ -164,10 +177,7 @@ async def _decodes(probe: Probe, room_tokens: int, max_tokens: int) -> list[Deco
 
 async def _loads(probe: Probe, room_tokens: int, longest: int) -> list[LoadTime]:
     """Let prompts be evicted from L1, and ask for them again: L2 may have them."""
-    marked: list[list[int]] = []
-    for size in _LOADED_TOKENS:
-        if size <= longest and sum(map(len, marked)) + size <= room_tokens / 3:
-            marked.append(probe.new_prompt(size))
+    marked = [probe.new_prompt(size) for size in _loaded_sizes(room_tokens, longest)]
     for prompt in marked:
         await probe.run([prompt])
 
@@ -177,6 +187,18 @@ async def _loads(probe: Probe, room_tokens: int, longest: int) -> list[LoadTime]
     loads = [(await probe.run([prompt])).load for prompt in marked]
     # The first one wakes threads and kernels that have loaded nothing yet.
     return loads[1:]
+
+
+def _loaded_sizes(room_tokens: int, longest: int) -> list[int]:
+    """The sizes of prompts that are loaded: a third of L1 at most, and so small that some fit."""
+    smaller = 1
+    while smaller < _MOST_SMALLER and _LEAST_LOADS * _LOADED_TOKENS[0] / smaller > room_tokens / 3:
+        smaller *= 2
+    sizes: list[int] = []
+    for size in (each // smaller for each in _LOADED_TOKENS):
+        if size <= longest and sum(sizes) + size <= room_tokens / 3:
+            sizes.append(size)
+    return sizes
 
 
 def _room_tokens(stats: Mapping[str, Any]) -> int:

@@ -35,6 +35,13 @@ class StepTimes(Section):
     """The host's time to enqueue a step with prompts, for which an idle device waits."""
     spread: Spread = 0.0
 
+    def new_prompt_s(self, num_tokens: int) -> float:
+        """The mean time of a step that computes a prompt of so many tokens, and nothing else."""
+        # The first token looks back on none, the last one on all.
+        num_pairs = num_tokens * num_tokens / 2
+        prompt_s = self.prompt_token_s * num_tokens + self.prompt_pair_s * num_pairs
+        return self.fixed_s + self.prompt_fixed_s + prompt_s
+
     @model_validator(mode="after")
     def _time_passes(self) -> Self:
         if self.fixed_s + self.decode_row_s + self.decode_context_s < _LEAST_S:
