@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from functools import partialmethod
 
 import ray
+from ray._private.node import Node
 from ray._private.parameter import RayParams
+from ray._private.ray_constants import DASHBOARD_ADDRESS, KV_NAMESPACE_DASHBOARD
 from ray.exceptions import RayError
 
 from raydix.errors import ConfigError, EngineDead
@@ -27,6 +29,9 @@ from raydix.runtime.config.memory_limit import available_memory_bytes
 from raydix.runtime.config.sections import RaySection
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours passes through it
+
+_NOBODY = "127.0.0.1:0"
+"""An address that refuses whoever dials it."""
 
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 """Ray's setting of the seconds after which it ends a process whose head is silent."""
@@ -57,7 +62,7 @@ class PrivateCluster:
         reap = [sys.executable, "-I", "-S", reaper.__file__, self._folder.path, str(os.getpid())]
         self._reaper = subprocess.Popen(reap, stdin=subprocess.PIPE, start_new_session=True)
         try:
-            with _agent_at_any_port():
+            with _only_what_is_used(has_dashboard=settings.dashboard_port is not None):
                 _on_lasting_thread(lambda: self._start(num_cpus, num_gpus, settings))
         except Exception as error:
             text = str(error).partition("\n")[0]
@@ -214,19 +219,42 @@ def _watch_head() -> None:
 
 
 @contextmanager
-def _agent_at_any_port() -> Iterator[None]:
-    """Let the dashboard's agent of a node that starts choose its port.
+def _only_what_is_used(*, has_dashboard: bool) -> Iterator[None]:
+    """Let a node that starts have no more processes than engines use, and ports of its own.
 
-    `ray.init` has no argument for it. At Ray's fixed port only the first cluster of a host has an
-    agent that answers: without one the pages of jobs and logs stay empty.
+    `ray.init` has no arguments for it. Each of those left out is a Python process that would take a
+    core for a second of the start, and Ray waits for the dashboard's server, even if it shows no
+    dashboard, before it begins with the node itself.
     """
-    init = RayParams.__init__
-    chosen = partialmethod(init, dashboard_agent_listen_port=0)
+    init, start_api_server = RayParams.__init__, Node.start_api_server
+    chosen = partialmethod(
+        init,
+        # At Ray's fixed port only the first cluster of a host has an agent that answers: without
+        # one the pages of jobs and logs stay empty.
+        dashboard_agent_listen_port=0,
+        # It reads all logs for drivers that print them; actors tell the engine's log themselves.
+        include_log_monitor=False,
+        # The autoscaler, which can add no node here, tells the dashboard what the cluster lacks.
+        no_monitor=not has_dashboard,
+    )
     RayParams.__init__ = chosen  # type: ignore[method-assign, assignment]
+    if not has_dashboard:
+        Node.start_api_server = _tell_nowhere
     try:
         yield
     finally:
         RayParams.__init__ = init  # type: ignore[method-assign]
+        Node.start_api_server = start_api_server
+
+
+def _tell_nowhere(node: Node, **_arguments: object) -> None:
+    """Tell a node's agent of a dashboard that nobody is at, in place of one that starts.
+
+    Without an address it asks for one each second, and each time writes a traceback into its log.
+    """
+    node.get_gcs_client().internal_kv_put(
+        DASHBOARD_ADDRESS.encode(), _NOBODY.encode(), True, KV_NAMESPACE_DASHBOARD
+    )
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:
