@@ -44,7 +44,6 @@ from raydix.runtime.scheduler.events import (
     GiveBack,
     KillRank,
     L1Flushed,
-    OrderOutcome,
     PhaseReached,
     PlanExperts,
     RecordingTold,
@@ -58,7 +57,7 @@ from raydix.runtime.scheduler.events import (
     TellFollower,
     Tick,
 )
-from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.phase import OrderOutcome, Phase
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)

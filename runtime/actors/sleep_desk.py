@@ -7,12 +7,12 @@ from raydix.runtime.scheduler.events import (
     EngineOrder,
     FallAsleep,
     GiveBack,
-    OrderOutcome,
     PhaseReached,
     RanksGaveBack,
     TakeAgain,
     WakeUp,
 )
+from raydix.runtime.scheduler.phase import OrderOutcome
 
 
 class SleepDesk:
@@ -62,11 +62,8 @@ class SleepDesk:
                 self._waiting.append((number, each))
             # Whoever asked may have gone.
             elif not each.done():
-                # The last of those that were found is that of the order of this number.
-                found = effect.found[number - effect.num_orders - 1]
-                each.set_result(
-                    OrderOutcome(found=found, reached=effect.phase, is_closing=effect.is_closing)
-                )
+                # The last outcome is that of the last order which the core had taken.
+                each.set_result(effect.outcomes[number - effect.num_orders - 1])
 
     async def _reach(self, order: FallAsleep | WakeUp) -> OrderOutcome:
         reached: asyncio.Future[OrderOutcome] = asyncio.get_running_loop().create_future()

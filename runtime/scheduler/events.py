@@ -13,7 +13,7 @@ from raydix.runtime.messages.plan import FromRank, StepPlan
 from raydix.runtime.messages.recording import RecordingPart
 from raydix.runtime.messages.routing import EngineNews
 from raydix.runtime.scheduler.expert_plans import ExpertPlan, PlanningWanted
-from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.phase import OrderOutcome, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,20 +357,8 @@ class PhaseReached:
     phase: Phase
     num_orders: int
     """How many orders to sleep or to wake the core had taken by then: later ones may undo it."""
-    found: tuple[Phase, ...]
-    """In which phase the engine was as each of them came of which nothing was told yet."""
-    is_closing: bool
-    """Whether the engine is about to stop, for which it is awake."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderOutcome:
-    """What has come of an order to sleep or to wake."""
-
-    found: Phase
-    """The phase in which the order found the engine."""
-    reached: Phase
-    is_closing: bool
+    outcomes: tuple[OrderOutcome, ...]
+    """What has come of those of which nothing was told yet."""
 
 
 Effect = (

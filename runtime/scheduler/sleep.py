@@ -13,7 +13,7 @@ from raydix.runtime.scheduler.life.parking import park
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.life.transitions import Transitions
 from raydix.runtime.scheduler.outbox import Outbox
-from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.phase import OrderOutcome, Phase
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.ranks.step_group import StepGroup
 from raydix.runtime.scheduler.request.request import RequestState
@@ -230,14 +230,14 @@ class Sleep:
         self._tell_phase()
 
     def _tell_phase(self) -> None:
-        found, self._found = tuple(self._found), []
-        reached = PhaseReached(
-            phase=self.phase,
-            num_orders=self._num_orders,
-            found=found,
-            is_closing=self._requests.is_closing,
+        outcomes = tuple(
+            OrderOutcome(found=found, reached=self.phase, is_closing=self._requests.is_closing)
+            for found in self._found
         )
-        self._outbox.emit(reached)
+        self._found = []
+        self._outbox.emit(
+            PhaseReached(phase=self.phase, num_orders=self._num_orders, outcomes=outcomes)
+        )
 
     def _give_back(self) -> None:
         self.phase, self._has_given_back = Phase.GIVING_BACK, False

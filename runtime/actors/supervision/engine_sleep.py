@@ -13,8 +13,8 @@ from raydix.runtime.actors.supervision.keeper import Keeper
 from raydix.runtime.actors.supervision.restarts import Supervision
 from raydix.runtime.actors.supervision.spawn import RunningActor
 from raydix.runtime.config.capacity import format_bytes
-from raydix.runtime.scheduler.events import GiveBack, OrderOutcome, TakeAgain
-from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.events import GiveBack, TakeAgain
+from raydix.runtime.scheduler.phase import OrderOutcome, Phase
 
 logger = logging.getLogger(__name__)
 

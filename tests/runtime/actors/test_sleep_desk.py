@@ -9,11 +9,10 @@ from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import (
     EngineOrder,
     GiveBack,
-    OrderOutcome,
     PhaseReached,
     TakeAgain,
 )
-from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.phase import OrderOutcome, Phase
 from tests.runtime.scheduler.core_driver import BASE
 
 

@@ -10,8 +10,8 @@ from raydix.errors import AccountingError, CalledOff, ConfigError, EngineAsleep,
 from raydix.runtime.actors.supervision.engine_sleep import EngineSleep
 from raydix.runtime.actors.supervision.keeper import Keeper, at_once
 from raydix.runtime.actors.supervision.spawn import RunningActor
-from raydix.runtime.scheduler.events import GiveBack, OrderOutcome, TakeAgain
-from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.events import GiveBack, TakeAgain
+from raydix.runtime.scheduler.phase import OrderOutcome, Phase
 from tests.runtime.actors.supervision.fake_actor import QUICK, FakeActor, until
 
 GIVE_BACK = GiveBack(with_weights=True, num_lost_pages=0)
