@@ -41,6 +41,7 @@ from benchmarks.model.model_shapes import make_layout
 from benchmarks.prediction_gpu import compare_times
 from benchmarks.records.command_line import add_commit, add_results, count, make_parser, run
 from benchmarks.records.record import Figure, report
+from raydix.runtime.actors.bootstrap.device_needs import DeviceNeeds
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.links.socket_dialer import connect
 from raydix.runtime.api.engine_client import EngineClient
@@ -182,8 +183,7 @@ def predict(point: Point) -> dict[str, int]:
     assert config.cache.l2 is not None
     sizes = EngineSizes(
         layout=LAYOUT,
-        weight_bytes=0,
-        step_bytes=0,
+        needs=DeviceNeeds(weight_bytes=0),
         num_pages=(num_pages,),
         l1_bytes=None,
         max_model_len=MAX_TOKENS,

@@ -31,6 +31,12 @@ class TokenBuffers:
     outputs_arrived_R: Tensor
     """How much of its pushes of outputs each rank has ended so far, int32; wraps around."""
 
+    @property
+    def num_bytes(self) -> int:
+        """What all of them take."""
+        rows = (self.x_NC, self.weights_NK, self.ids_NK, self.origins_N, self.returned_XC)
+        return sum(each.nbytes for each in (*rows, self.tokens_arrived_R, self.outputs_arrived_R))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayout:

@@ -67,6 +67,7 @@ class DeepEpDispatcher:
             config.get_nvl_buffer_size_hint(row_bytes, shape.num_ranks)
             for config in (self._dispatch_config, self._combine_config)
         )
+        self.buffer_bytes = int(num_bytes)
         group = StoreGroup("deepep", store, rank, shape.num_ranks)
         # Not destroyed by whoever forgets it: that waits for all ranks, dead ones included.
         self._buffer: Any | None = deep_ep.Buffer(

@@ -20,6 +20,11 @@ class FastestDispatcher:
             *(each.captured_forms for each in dispatchers.values())
         )
 
+    @property
+    def buffer_bytes(self) -> int:
+        """What the buffers of all take, as `Dispatcher.buffer_bytes` says."""
+        return sum(each.buffer_bytes for each in self._dispatchers.values())
+
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:

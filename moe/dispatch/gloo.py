@@ -91,6 +91,7 @@ class GlooDispatcher:
     """A `Dispatcher` by Gloo. Ranks may be threads of one process. Tensors pass the host."""
 
     captured_forms: frozenset[DispatchForm] = frozenset()
+    buffer_bytes = 0
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape) -> None:
         """Connect; waits for every rank."""

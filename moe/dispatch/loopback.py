@@ -30,6 +30,7 @@ class Loopback:
     """A `Dispatcher` of one rank. It holds nothing, so that all layers and lanes may share one."""
 
     captured_forms = ALL_FORMS
+    buffer_bytes = 0
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes

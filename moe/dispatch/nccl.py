@@ -24,6 +24,7 @@ class NcclDispatcher:
     """`Dispatcher` for the current device. Its kernels run on the current stream."""
 
     captured_forms = ALL_FORMS
+    buffer_bytes = 0
 
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`."""

@@ -42,6 +42,11 @@ class PackedDispatcher:
         """The forms that CUDA graphs may hold, as `Dispatcher.captured_forms` says."""
         return self._carrier.captured_forms
 
+    @property
+    def buffer_bytes(self) -> int:
+        """What the carrier's buffers take, as `Dispatcher.buffer_bytes` says."""
+        return self._carrier.buffer_bytes
+
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> "PackedExchange":

@@ -104,6 +104,13 @@ class Dispatcher(Protocol):
         must not depend on how many there were before.
         """
 
+    @property
+    def buffer_bytes(self) -> int:
+        """What its buffers take of its device beside torch's allocator, as far as that is known.
+
+        L1 has so much less.
+        """
+
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
     ) -> Exchange:

@@ -42,6 +42,7 @@ class ShapedDispatcher:
     """A `Dispatcher` that sends nothing, for tensors of shapes alone."""
 
     captured_forms = ALL_FORMS
+    buffer_bytes = 0
 
     def __init__(self, shape: DispatchShape) -> None:
         self._shape = shape

@@ -23,12 +23,16 @@ from raydix.kernels.dispatch.token_buffers import Arrivals, TokenBuffers, TokenL
 from raydix.kernels.dispatch.token_inputs import ALIGNMENT_BYTES
 from raydix.kernels.dispatch.token_push import push_outputs, push_tokens
 from raydix.moe.dispatch.protocol import ALL_FORMS, DispatchShape, DispatchSizes, Received
+from raydix.moe.dispatch.symmetric_sizes import (
+    NUM_SETS,
+    buffer_tensors,
+    layout_of,
+    memory_bytes,
+    padded_bytes,
+)
 
-_NUM_SETS = 2
-"""The number of sets of buffers, which is how many exchanges may be open at once."""
 _WARM_UP_TOKENS = (1, 64, 128, 1024)
 """The numbers of tokens to warm up with: one for each variant of the kernels."""
-_PADDING_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +62,12 @@ class SymmetricDispatcher:
         self._free = list(range(len(sets)))
         self._memory = memory
         self._is_closed = False
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What its buffers take of its device, as `Dispatcher.buffer_bytes` says."""
+        own = [each.buffers_R[self._layout.rank] for each in self._sets]
+        return sum(buffers.num_bytes for buffers in own)
 
     def send(
         self, x_TC: Tensor, weights_TK: Tensor, physical_ids_TK: Tensor, sizes: DispatchSizes
@@ -189,21 +199,6 @@ def connect_symmetric(
     return dispatcher
 
 
-def layout_of(rank: int, shape: DispatchShape) -> TokenLayout:
-    """Where this rank writes."""
-    return TokenLayout(
-        rank=rank,
-        num_ranks=shape.num_ranks,
-        max_tokens=max(shape.max_tokens, shape.max_low_latency_tokens),
-        seats_per_rank=shape.seats_per_rank,
-    )
-
-
-def memory_bytes(shape: DispatchShape) -> int:
-    """What the buffers of one rank take."""
-    return _NUM_SETS * sum(_padded_bytes(*each) for each in _tensors(shape).values())
-
-
 def cut_sets(
     memories_R: Sequence[Tensor], shape: DispatchShape, rank: int, given_up_1: Tensor
 ) -> tuple[BufferSet, ...]:
@@ -223,32 +218,13 @@ def cut_sets(
 
 def _cut(memory: Tensor, shape: DispatchShape) -> Iterator[TokenBuffers]:
     first = 0
-    for _ in range(_NUM_SETS):
+    for _ in range(NUM_SETS):
         tensors = {}
-        for name, (size, dtype) in _tensors(shape).items():
+        for name, (size, dtype) in buffer_tensors(shape).items():
             part = memory[first : first + math.prod(size) * dtype.itemsize]
             tensors[name] = part.view(dtype).view(size)
-            first += _padded_bytes(size, dtype)
+            first += padded_bytes(size, dtype)
         yield TokenBuffers(**tensors)
-
-
-def _tensors(shape: DispatchShape) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Sizes and dtypes of `TokenBuffers`."""
-    most, choices = layout_of(0, shape).max_tokens, shape.experts_per_token
-    num_rows, num_returned = shape.num_ranks * most, (shape.num_ranks - 1) * most
-    return {
-        "x_NC": ((num_rows, shape.sent_size), shape.sent_dtype),
-        "weights_NK": ((num_rows, choices), torch.float32),
-        "ids_NK": ((num_rows, choices), torch.int32),
-        "origins_N": ((num_rows,), torch.int32),
-        "returned_XC": ((num_returned, shape.hidden_size), shape.dtype),
-        "tokens_arrived_R": ((shape.num_ranks,), torch.int32),
-        "outputs_arrived_R": ((shape.num_ranks,), torch.int32),
-    }
-
-
-def _padded_bytes(size: tuple[int, ...], dtype: torch.dtype) -> int:
-    return -(-math.prod(size) * dtype.itemsize // _PADDING_BYTES) * _PADDING_BYTES
 
 
 def _warm_up(dispatcher: SymmetricDispatcher, shape: DispatchShape, device: torch.device) -> None:

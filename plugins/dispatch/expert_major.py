@@ -85,7 +85,11 @@ class ExpertMajor:
         normal: NormalForm,
         low_latency: ExpertMajorBuffer | None,
         device: torch.device,
+        *,
+        buffer_bytes: int,
     ) -> None:
+        """`buffer_bytes`: as of `Dispatcher`."""
+        self.buffer_bytes = buffer_bytes
         self._normal = normal
         self._low_latency = low_latency
         self._is_closed = False

@@ -71,7 +71,13 @@ def connect_mooncake_ep(
 
     buffers = [open_buffer(f"mooncake {number}") for number in range(_MOST_OPEN)]
     normal = NcclDispatcher(PrefixStore("mooncake normal", store), rank, shape, device)
-    return ExpertMajor(shape, normal, BufferPerExchange(buffers), device)
+    return ExpertMajor(
+        shape,
+        normal,
+        BufferPerExchange(buffers),
+        device,
+        buffer_bytes=len(buffers) * num_bytes,
+    )
 
 
 class MooncakeEpBuffer:

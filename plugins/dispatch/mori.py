@@ -33,6 +33,9 @@ def mori_obstacle(shape: DispatchShape) -> str | None:
 class MoriDispatcher:
     """A `Dispatcher` by MORI. Results stay in its memory until the next exchange but one."""
 
+    buffer_bytes = 0
+    """Not known: MORI's own settings say how large its heap is."""
+
     def __init__(self, store: Store, rank: int, shape: DispatchShape, device: torch.device) -> None:
         """Connect; waits for every rank. The calling thread is on `device`, this rank's."""
         import mori.ops

@@ -51,11 +51,14 @@ def connect_nixl_ep(
         group.swap(None)
         return NixlEpBuffer(buffer, shape, max_tokens)
 
-    normal = InParts(shape, open_buffer("nixl normal", part_tokens(shape, bytes_of)))
-    low_latency = None
+    num_tokens = part_tokens(shape, bytes_of)
+    normal = InParts(shape, open_buffer("nixl normal", num_tokens))
+    buffer_bytes, low_latency = bytes_of(num_tokens), None
     if shape.max_low_latency_tokens > 0:
-        low_latency = open_buffer("nixl low latency", low_latency_tokens(shape))
-    return ExpertMajor(shape, normal, low_latency, device)
+        num_tokens = low_latency_tokens(shape)
+        low_latency = open_buffer("nixl low latency", num_tokens)
+        buffer_bytes += bytes_of(num_tokens)
+    return ExpertMajor(shape, normal, low_latency, device, buffer_bytes=buffer_bytes)
 
 
 class NixlEpBuffer:

@@ -105,7 +105,9 @@ def load_gpu_model(
         kernels.load(build)
         step_bytes, halving = _warm_up(config, loaded, shard, device, f"{place.meeting}-overlap")
     mapped_bytes = sum(region.mapped_bytes for region in weights.regions)
-    num_pages = pages_with_room(config, shard, step_bytes + mapped_bytes, device)
+    num_pages = pages_with_room(
+        config, shard, step_bytes + mapped_bytes, device, buffer_bytes=_buffer_bytes(loaded)
+    )
     spells = itertools.count()
 
     def make(num_pages: tuple[int, ...]) -> PreparedModel:
@@ -231,6 +233,12 @@ def _prepare(
 
 def _tensors_of(loaded: LoadedModel) -> list[torch.Tensor]:
     return [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
+
+
+def _buffer_bytes(loaded: LoadedModel) -> int:
+    """What tokens on their way to experts of other ranks take of the device."""
+    experts = loaded.decoder.experts
+    return 0 if experts is None else experts.dispatcher.buffer_bytes
 
 
 def _beside_steps(device: torch.device) -> Callable[[], AbstractContextManager[object]]:

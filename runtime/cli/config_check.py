@@ -81,10 +81,12 @@ class Report:
         """The figures under names that programs read."""
         sizes = self.sizes
         return {
-            "weight_bytes_per_rank": sizes.weight_bytes,
+            "weight_bytes_per_rank": sizes.needs.weight_bytes,
             "weight_format": self.weight_format,
             "stored_weight_bytes": self.stored_bytes,
-            "step_bytes_per_rank": sizes.step_bytes,
+            "step_bytes_per_rank": sizes.needs.step_bytes,
+            "graph_bytes_per_rank": sizes.needs.graph_bytes,
+            "dispatch_bytes_per_rank": sizes.needs.buffer_bytes,
             "l1_pages_per_rank": sizes.num_pages,
             "l1_bytes_per_rank": sizes.l1_bytes,
             "l2_bytes_per_node": sizes.arena_bytes,
@@ -213,9 +215,15 @@ def _lines(
 
     read = "" if model.stored_bytes is None else f", {format_bytes(model.stored_bytes)} to read"
     stored = model.checkpoint.quantisation.description
-    yield f"weights {format_bytes(sizes.weight_bytes)} per rank; stored as {stored}{read}"
-    if sizes.step_bytes:
-        yield f"steps  about {format_bytes(sizes.step_bytes)} per rank, with captured graphs"
+    yield f"weights {format_bytes(sizes.needs.weight_bytes)} per rank; stored as {stored}{read}"
+    if sizes.needs.step_bytes:
+        step, graphs = map(format_bytes, (sizes.needs.step_bytes, sizes.needs.graph_bytes))
+        yield f"steps  about {step} per rank, and about {graphs} that captured ones keep"
+    if sizes.needs.buffer_bytes:
+        yield (
+            f"dispatch {format_bytes(sizes.needs.buffer_bytes)} per rank, buffers for tokens on "
+            "their way to experts of other ranks"
+        )
     if sizes.expert_store_bytes:
         yield f"experts {format_bytes(sizes.expert_store_bytes)} in the node's memory"
     if sizes.max_model_len is not None:
@@ -353,4 +361,4 @@ def _node_bytes(config: EngineConfig, sizes: EngineSizes) -> int:
     shared = (sizes.arena_bytes or 0) + sizes.expert_store_bytes
     if config.model.device == "cuda":
         return shared
-    return shared + config.parallel.num_ranks * (sizes.weight_bytes + (sizes.l1_bytes or 0))
+    return shared + config.parallel.num_ranks * (sizes.needs.weight_bytes + (sizes.l1_bytes or 0))

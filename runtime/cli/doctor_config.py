@@ -102,7 +102,7 @@ def _size(config: EngineConfig) -> Iterator[Finding]:
         return
 
     sizes = report.sizes
-    told = f"{format_bytes(sizes.weight_bytes)} of weights, stored as {report.weight_format}"
+    told = f"{format_bytes(sizes.needs.weight_bytes)} of weights, stored as {report.weight_format}"
     if sizes.l1_bytes is not None:
         told += f", {format_bytes(sizes.l1_bytes)} of L1 per rank"
     if sizes.arena_bytes is not None:

@@ -9,6 +9,7 @@ class RecordingDispatcher:
     """A `Dispatcher` that records. Every row comes back as it is sent; no expert is reached."""
 
     captured_forms: frozenset[DispatchForm] = frozenset()
+    buffer_bytes = 0
 
     def __init__(self) -> None:
         self.sizes: list[DispatchSizes] = []

@@ -78,6 +78,7 @@ class _Misplaced:
     """Sends every token to the same seat of the next rank."""
 
     captured_forms: frozenset[DispatchForm] = frozenset()
+    buffer_bytes = 0
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

@@ -21,12 +21,8 @@ from raydix.moe.dispatch.protocol import (
     DispatchSizes,
     Exchange,
 )
-from raydix.moe.dispatch.symmetric import (
-    SymmetricDispatcher,
-    cut_sets,
-    layout_of,
-    memory_bytes,
-)
+from raydix.moe.dispatch.symmetric import SymmetricDispatcher, cut_sets
+from raydix.moe.dispatch.symmetric_sizes import layout_of, memory_bytes
 from raydix.moe.dispatch.transport import Transport
 from tests.moe.dispatch_conformance import (
     CPU,
@@ -93,6 +89,16 @@ def test_an_exchange_takes_the_same_buffers_whatever_was_before() -> None:
     later.combine()
 
     assert place == first_place == later_place != second_place
+
+
+def test_buffers_take_what_is_told_beforehand() -> None:
+    shape = replace(SMALL, num_ranks=1)
+    memories_R = [torch.zeros(memory_bytes(shape), dtype=torch.uint8)]
+    sets = cut_sets(memories_R, shape, 0, torch.zeros(1, dtype=torch.int32))
+    dispatcher = SymmetricDispatcher(layout_of(0, shape), sets, memories_R)
+
+    # Each of two sets has seven tensors, which end at multiples of 256 bytes.
+    assert memory_bytes(shape) - 2 * 7 * 256 < dispatcher.buffer_bytes <= memory_bytes(shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.transport}-{shape.dtype}")

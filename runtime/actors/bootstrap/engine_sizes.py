@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raydix.errors import ConfigError
+from raydix.runtime.actors.bootstrap.device_needs import DeviceNeeds, device_needs
 from raydix.runtime.cache.host.arena_geometry import plan_arena
 from raydix.runtime.config.capacity import format_bytes, host_bytes_per_node, require_room_in_l3
 from raydix.runtime.config.engine import EngineConfig
@@ -16,24 +17,14 @@ if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
     from raydix.runtime.model.formats.definition import Quantisation
 
-_STEP_ROWS_OF_HIDDEN = 16
-"""Hidden states that a step holds at once, with those of the feed-forward: another guess."""
-_LOGITS_COPIES = 2
-_GRAPH_BYTES = 2 << 30
-"""Captured steps and the libraries' own memory: a cautious guess, which nobody has measured."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
     """Bytes and pages, all ranks being alike."""
 
     layout: KvLayout
-    weight_bytes: int
-    """The bytes of one rank's weights."""
-    step_bytes: int
-    """The bytes that a rank's largest step and captured graphs take on cuda. An estimate, on the
-    safe side.
-    """
+    needs: DeviceNeeds
+    """What a rank takes of its device beside L1."""
     num_pages: tuple[int, ...] | None
     """Usable L1 pages of a rank by KV group; None where the device's memory decides, if unknown."""
     l1_bytes: int | None
@@ -47,9 +38,7 @@ class EngineSizes:
     @property
     def device_bytes(self) -> int | None:
         """What a rank takes of its device."""
-        return (
-            None if self.l1_bytes is None else self.weight_bytes + self.step_bytes + self.l1_bytes
-        )
+        return None if self.l1_bytes is None else self.needs.num_bytes + self.l1_bytes
 
 
 def measure_checkpoint(
@@ -93,15 +82,10 @@ def size_engine(
     """
     parallel, cache = config.parallel, config.cache
     require_room_in_l3(config, model.layout)
-    weight_bytes = _weight_bytes(config, model)
-    step_bytes = 0
-    if config.model.device == "cuda":
-        step_tokens = config.scheduler.max_step_tokens(model.max_position_embeddings)
-        step_bytes = _step_bytes(config, step_tokens, model.hidden_size, model.vocab_size)
+    needs = device_needs(config, model)
     shard = KvShard(layout=model.layout, num_ranks=parallel.tp)
-    num_pages = _num_pages(
-        config, shard, weight_bytes + step_bytes, total_device_bytes, model.checkpoint.quantisation
-    )
+    quantisation = model.checkpoint.quantisation
+    num_pages = _num_pages(config, shard, needs, total_device_bytes, quantisation)
 
     max_model_len = arena_bytes = l1_bytes = None
     if num_pages is not None:
@@ -121,8 +105,7 @@ def size_engine(
 
     return EngineSizes(
         layout=model.layout,
-        weight_bytes=weight_bytes,
-        step_bytes=step_bytes,
+        needs=needs,
         num_pages=num_pages,
         l1_bytes=l1_bytes,
         max_model_len=max_model_len,
@@ -131,32 +114,10 @@ def size_engine(
     )
 
 
-def _weight_bytes(config: EngineConfig, model: "ModelSizes") -> int:
-    """The bytes of a rank's weights; a rank has whole experts if ranks share them."""
-    ep, experts = config.parallel.ep, config.experts
-    if ep == 1:
-        return model.rank_bytes
-    if not model.num_experts:
-        raise ConfigError(
-            f"parallel.ep is {ep}, but the model has no experts. Set parallel.ep to 1."
-        )
-    num_seats = -(-model.num_experts // ep) + experts.redundant_per_rank + experts.spare_per_rank
-    seat_bytes = model.all_expert_bytes // model.num_experts
-    return model.rank_bytes - model.rank_expert_bytes + num_seats * seat_bytes
-
-
-def _step_bytes(config: EngineConfig, step_tokens: int, hidden_size: int, vocab_size: int) -> int:
-    """Activations of the largest step, logits in float32, and captured graphs."""
-    element_bytes = 4 if config.model.dtype == "float32" else 2
-    activations = step_tokens * hidden_size * _STEP_ROWS_OF_HIDDEN * element_bytes
-    logits = config.scheduler.max_running_requests * vocab_size * 4 * _LOGITS_COPIES
-    return activations + logits + _GRAPH_BYTES
-
-
 def _num_pages(
     config: EngineConfig,
     shard: KvShard,
-    other_bytes: int,
+    needs: DeviceNeeds,
     total_device_bytes: int | None,
     quantisation: "Quantisation",
 ) -> tuple[int, ...] | None:
@@ -168,7 +129,7 @@ def _num_pages(
     if total_device_bytes is None or l1.memory_fraction is None:
         return None
 
-    free_bytes = int(l1.memory_fraction * total_device_bytes) - other_bytes
+    free_bytes = int(l1.memory_fraction * total_device_bytes) - needs.num_bytes
     num_pages = largest_pools(config, layout, page_bytes, free_bytes) if free_bytes > 0 else 0
     if num_pages < 1:
         may_stay = quantisation.restores_what_could_stay
@@ -176,10 +137,15 @@ def _num_pages(
             "set model.quantization to native, where weights stay small (auto keeps float8 on H100 "
             "and H200), " * may_stay
         )
+        smaller = ""
+        if needs.buffer_bytes:
+            # Imported here because it takes seconds.
+            from raydix.runtime.model.experts.dispatch_room import BUFFER_ADVICE
+
+            smaller = f"{BUFFER_ADVICE}, "
         raise ConfigError(
             f"cache.l1.memory_fraction {l1.memory_fraction} of {format_bytes(total_device_bytes)} "
-            f"leaves too little for KV, as weights and the largest steps take "
-            f"{format_bytes(other_bytes)}; expected room for a page. Raise it, raise parallel.tp, "
-            f"{native}or use a larger device."
+            f"leaves too little for KV, as {needs}; expected room for a page. Raise it, raise "
+            f"parallel.tp, {native}{smaller}or use a larger device."
         )
     return pool_pages(config, layout, num_pages)

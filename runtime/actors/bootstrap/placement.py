@@ -59,7 +59,7 @@ def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[st
         control = {"CPU": 1.0} if is_cuda else {}
         control["memory"] = float(max(sizes.expert_store_bytes, _LEAST_MEMORY))
         if not is_cuda:
-            rank["memory"] = float(sizes.weight_bytes + (sizes.l1_bytes or 0))
+            rank["memory"] = float(sizes.needs.weight_bytes + (sizes.l1_bytes or 0))
 
     if is_cuda:
         rank["GPU"] = 1.0

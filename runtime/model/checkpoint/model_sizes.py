@@ -1,5 +1,6 @@
 """How many bytes of weights a rank holds, by a checkpoint's config alone: nothing is loaded."""
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,12 @@ class ModelSizes:
     """The bytes of the weights' files, which are read; None if they are not all here."""
     num_experts: int
     """The number of experts of a layer; 0 if tokens are routed to none."""
+    layer_outputs: int
+    """The numbers that the products of a rank's widest layer give for a token, without experts."""
+    rank_expert_numbers: int
+    """The numbers that experts hold for a token at once, in a lane that shares them with nobody."""
+    all_expert_numbers: int
+    """The same of whole experts."""
 
 
 class _Part:
@@ -87,8 +94,8 @@ def measure_model(
     config = read_checkpoint_config(folder).served(way, device, capability)
     spec = config.spec
     groups = derive_kv_groups(spec.layers)
-    rank_bytes, rank_expert_bytes = _weight_bytes(spec, dtype, tp)
-    _, all_expert_bytes = (0, rank_expert_bytes) if tp == 1 else _weight_bytes(spec, dtype, 1)
+    rank = _measure_rank(spec, dtype, tp)
+    whole = rank if tp == 1 else _measure_rank(spec, dtype, 1)
 
     return ModelSizes(
         checkpoint=config,
@@ -96,24 +103,57 @@ def measure_model(
         max_position_embeddings=config.max_position_embeddings,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        rank_bytes=rank_bytes,
-        rank_expert_bytes=rank_expert_bytes,
-        all_expert_bytes=all_expert_bytes,
+        rank_bytes=rank.num_bytes,
+        rank_expert_bytes=rank.expert_bytes,
+        all_expert_bytes=whole.expert_bytes,
         stored_bytes=stored_bytes(Path(folder)),
         num_experts=max(
             [layer.mlp.num_experts for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)],
             default=0,
         ),
+        layer_outputs=rank.layer_outputs,
+        rank_expert_numbers=_expert_numbers(spec, tp),
+        all_expert_numbers=_expert_numbers(spec, 1),
     )
 
 
-def _weight_bytes(spec: ModelSpec, dtype: str, tp: int) -> tuple[int, int]:
-    """Bytes of one rank's weights, and of the routed experts among them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankSizes:
+    """What is known of a rank by the shapes of its weights."""
+
+    num_bytes: int
+    expert_bytes: int
+    """The bytes of routed experts among them."""
+    layer_outputs: int
+
+
+def _expert_numbers(spec: ModelSpec, tp: int) -> int:
+    """What the products of a token's experts leave, each cut among so many ranks."""
+    moes = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoeMlpSpec)]
+    return max(
+        [
+            mlp.experts_per_token * (-(-mlp.intermediate_size // tp) + spec.hidden_size)
+            for mlp in moes
+        ],
+        default=0,
+    )
+
+
+def _measure_rank(spec: ModelSpec, dtype: str, tp: int) -> _RankSizes:
+    """The sizes of one of so many ranks of a lane, which shares its experts with nobody."""
     torch_dtype: torch.dtype = getattr(torch, dtype)
     decoder = make_decoder(
         spec, device=torch.device("meta"), dtype=torch_dtype, collectives=_Part(tp)
     )
     # Parts of one parameter, such as queries and keys, have targets that are views of it.
-    sizes = {name: part.target.nbytes for name, part in decoder.weights().items()}
-    experts = sum(size for name, size in sizes.items() if is_of_experts(name))
-    return sum(sizes.values()), experts
+    targets = {name: part.target for name, part in decoder.weights().items()}
+    outputs: Counter[str] = Counter()
+    for name, target in targets.items():
+        is_matrix = name.endswith(".weight") and target.dim() > 1 and not is_of_experts(name)
+        if name.startswith("layers.") and is_matrix:
+            outputs[name.split(".")[1]] += target.shape[0]
+    return _RankSizes(
+        num_bytes=sum(target.nbytes for target in targets.values()),
+        expert_bytes=sum(each.nbytes for name, each in targets.items() if is_of_experts(name)),
+        layer_outputs=max(outputs.values(), default=0),
+    )

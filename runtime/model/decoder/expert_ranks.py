@@ -61,13 +61,7 @@ def place_experts(
     Raises ConfigError if the model has none.
     """
     layers = {i: each.mlp for i, each in enumerate(spec.layers) if isinstance(each.mlp, MoeMlpSpec)}
-    counts = {(mlp.num_experts, mlp.experts_per_token) for mlp in layers.values()}
-    if not counts:
-        raise ConfigError(
-            f"parallel.ep is {ranks.size}, but the model has no experts. Set parallel.ep to 1."
-        )
-    # All layers have as many: they share a dispatcher.
-    [(num_experts, experts_per_token)] = counts
+    num_experts, experts_per_token = expert_counts(spec, ranks.size)
     _require_use_for_seats(ranks, num_experts)
 
     placement = initial_placement(
@@ -109,6 +103,22 @@ def place_experts(
             for index, layer in enumerate(layers)
         },
     )
+
+
+def expert_counts(spec: ModelSpec, num_ranks: int) -> tuple[int, int]:
+    """Experts of each layer that has some, and those of a token: layers share a dispatcher.
+
+    Raises ConfigError if the model has none, so that no ranks can share them.
+    """
+    moes = [each.mlp for each in spec.layers if isinstance(each.mlp, MoeMlpSpec)]
+    counts = {(mlp.num_experts, mlp.experts_per_token) for mlp in moes}
+    if not counts:
+        raise ConfigError(
+            f"parallel.ep is {num_ranks}, but the model has no experts. Set parallel.ep to 1."
+        )
+    # All layers have as many.
+    [found] = counts
+    return found
 
 
 def _require_use_for_seats(ranks: ExpertRanks, num_experts: int) -> None:

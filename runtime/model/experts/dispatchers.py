@@ -18,12 +18,14 @@ from raydix.moe.dispatch.libraries import connect_library
 from raydix.moe.dispatch.library import find_library
 from raydix.moe.dispatch.nccl import NcclDispatcher
 from raydix.moe.dispatch.protocol import Dispatcher, DispatchShape
+from raydix.moe.dispatch.store_group import StoreGroup
 from raydix.runtime.config.policies import DispatchBackend
 from raydix.runtime.model.collectives.meeting import (
     MEETING_TIMEOUT,
     exchange_places,
     peer_obstacle,
 )
+from raydix.runtime.model.experts.dispatch_room import BUFFER_ADVICE, room_obstacle
 
 logger = logging.getLogger(__name__)
 _NO_GPU = "the model does not run on GPUs"
@@ -112,9 +114,23 @@ def _require(obstacle: str | None, backend: str) -> None:
         )
 
 
+def require_room(store: Store, rank: int, shape: DispatchShape, free_bytes: int) -> None:
+    """Raise ConfigError on every rank if the GPU of one lacks room for symmetric buffers.
+
+    Else that one would end with an error of CUDA, and the others wait for it.
+    """
+    group = StoreGroup("room for buffers", store, rank, shape.num_ranks)
+    for other, obstacle in enumerate(group.swap(room_obstacle(shape, free_bytes))):
+        if obstacle is not None:
+            advice = f"{BUFFER_ADVICE[0].upper()}{BUFFER_ADVICE[1:]}"
+            raise ConfigError(f"{obstacle} (rank {other}). {advice}.")
+
+
 def _connect_symmetric(
     store: Store, rank: int, shape: DispatchShape, device: torch.device
 ) -> Dispatcher:
+    torch.cuda.empty_cache()
+    require_room(store, rank, shape, torch.cuda.mem_get_info(device)[0])
     # Imported here: Triton is there on machines with a GPU alone.
     from raydix.moe.dispatch.symmetric import connect_symmetric
 

@@ -29,17 +29,52 @@ def shapes_of(
     decodes = decode_shapes(max_rows)
     extensions = extension_shapes(max_model_len, decoder.ops.extension_tokens)
     tile_tokens = min(decoder.ops.tile_tokens, max_model_len)
-    prompts = prompt_shapes(max_rows, tile_tokens)
-    if place is None:
-        # A long row expands its latents, and no graph knows how far.
-        if decoder.has_latents:
-            max_prefill_tokens = min(max_prefill_tokens, USUAL_PREFILL_TOKENS)
-        prompts += large_shapes(max_rows, tile_tokens, max_prefill_tokens)
-    else:
-        # Lanes agree on a number of tokens alone, and buffers are as large as these.
+    prompts = _shapes_of_prompts(
+        max_rows,
+        tile_tokens,
+        max_prefill_tokens,
+        has_latents=decoder.has_latents,
+        shares_experts=place is not None,
+    )
+    if place is not None:
         prompts = tuple(shape for shape in prompts if place.captures(shape))
     shapes = (*decodes, *extensions, *prompts)
     return tuple(map(keeping_states, shapes)) if decoder.has_states else shapes
+
+
+def _shapes_of_prompts(
+    max_rows: int,
+    tile_tokens: int,
+    max_prefill_tokens: int,
+    *,
+    has_latents: bool,
+    shares_experts: bool,
+) -> tuple[StepShape, ...]:
+    prompts = prompt_shapes(max_rows, tile_tokens)
+    if shares_experts:
+        # Lanes agree on a number of tokens alone, and buffers are as large as these.
+        return prompts
+    # A long row expands its latents, and no graph knows how far.
+    if has_latents:
+        max_prefill_tokens = min(max_prefill_tokens, USUAL_PREFILL_TOKENS)
+    return prompts + large_shapes(max_rows, tile_tokens, max_prefill_tokens)
+
+
+def most_captured_tokens(
+    max_rows: int, max_prefill_tokens: int, *, has_latents: bool, shares_experts: bool
+) -> int:
+    """The tokens of the largest of `shapes_of`, or of one that is larger, before there is a model.
+
+    Their number depends on no tile.
+    """
+    prompts = _shapes_of_prompts(
+        max_rows,
+        1,
+        max_prefill_tokens,
+        has_latents=has_latents,
+        shares_experts=shares_experts,
+    )
+    return max(shape.num_tokens for shape in (*decode_shapes(max_rows), *prompts))
 
 
 def choose_own_shape(

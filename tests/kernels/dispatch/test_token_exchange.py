@@ -9,7 +9,8 @@ import torch
 pytest.importorskip("triton")
 
 from raydix.moe.dispatch.protocol import DispatchForm, DispatchShape
-from raydix.moe.dispatch.symmetric import SymmetricDispatcher, cut_sets, layout_of, memory_bytes
+from raydix.moe.dispatch.symmetric import SymmetricDispatcher, cut_sets
+from raydix.moe.dispatch.symmetric_sizes import layout_of, memory_bytes
 from tests.moe.dispatch_conformance import Round, Setting, compare, draw, rounds, run_experts
 
 SHAPE = DispatchShape(

@@ -52,7 +52,7 @@ def connect(board: Board, rank: int, shape: DispatchShape) -> ExpertMajor:
     """Parts of 16 tokens in the normal form."""
     normal = FakeExpertMajorBuffer("normal", board, rank, shape, 16)
     low_latency = FakeExpertMajorBuffer("decode", board, rank, shape, low_latency_tokens(shape))
-    return ExpertMajor(shape, InParts(shape, normal), low_latency, CPU)
+    return ExpertMajor(shape, InParts(shape, normal), low_latency, CPU, buffer_bytes=0)
 
 
 class OneAtATime(FakeExpertMajorBuffer):
@@ -73,7 +73,7 @@ def connect_apart(board: Board, rank: int, shape: DispatchShape) -> ExpertMajor:
     most = low_latency_tokens(shape)
     buffers = [OneAtATime(f"decode {each}", board, rank, shape, most) for each in range(2)]
     normal = InParts(shape, FakeExpertMajorBuffer("normal", board, rank, shape, 16))
-    return ExpertMajor(shape, normal, BufferPerExchange(buffers), CPU)
+    return ExpertMajor(shape, normal, BufferPerExchange(buffers), CPU, buffer_bytes=0)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -101,7 +101,7 @@ def test_a_trial_finds_a_library_that_sums_wrongly(form: DispatchForm, tmp_path:
 
     def wrong(_: Store, rank: int) -> ExpertMajor:
         buffers = (Wrong(name, board, rank, SMALL, 8) for name in ("normal", "decode"))
-        return ExpertMajor(SMALL, InParts(SMALL, next(buffers)), next(buffers), CPU)
+        return ExpertMajor(SMALL, InParts(SMALL, next(buffers)), next(buffers), CPU, buffer_bytes=0)
 
     def body(dispatcher: Dispatcher, rank: int) -> None:
         obstacle = trial_obstacle(dispatcher, SMALL, form, CPU)

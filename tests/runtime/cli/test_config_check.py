@@ -274,7 +274,7 @@ def test_what_is_kept_and_what_is_read_are_told_apart(
         (["--set", "parallel.tp=3"], "heads cannot be divided"),
         (["--set", "parallel.dp=4096"], "4096 ranks need a CPU each"),
         (["--node-memory", "1MiB"], "of which 1MiB are free. Lower cache.l2.bytes_per_node"),
-        ([*CUDA, "--gpu-memory", "1GiB"], "of 1GiB leaves too little for KV"),
+        ([*CUDA, "--gpu-memory", "256MiB"], "of 256MiB leaves too little for KV, as weights take"),
         (["--gpu-memory", "80GiB"], "model.device is cpu, where no GPU is used. Set model.device"),
         (
             [*CUDA, "--gpu-memory", "3GiB", "--set", "cache.l1.num_pages=1000000"],

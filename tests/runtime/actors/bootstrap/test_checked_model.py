@@ -111,11 +111,14 @@ def test_whoever_has_no_torch_checks_a_model_without_importing_it(tmp_path: Path
         "from raydix.runtime.actors.bootstrap.checked_model import check_model; "
         "config = load_config({'model': {'path': sys.argv[1]}, 'cache': {'l2': None}}); "
         "checked = check_model(config); "
-        "print(json.dumps([checked.sizes.weight_bytes, 'torch' in sys.modules]))"
+        "print(json.dumps([checked.sizes.needs.weight_bytes, 'torch' in sys.modules]))"
     )
 
     done = subprocess.run(
         [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
     )
 
-    assert json.loads(done.stdout) == [check_here(config_of(folder)).sizes.weight_bytes, False]
+    assert json.loads(done.stdout) == [
+        check_here(config_of(folder)).sizes.needs.weight_bytes,
+        False,
+    ]

@@ -54,12 +54,12 @@ def test_told_sizes_are_those_of_the_loaded_model(folder: Path) -> None:
     assert sizes.layout == report.layout
     assert sizes.num_pages == report.num_pages
     held = {each.data_ptr(): each.nbytes for each in model.decoder.parameters()}
-    assert sizes.weight_bytes == sum(held.values())
+    assert sizes.needs.weight_bytes == sum(held.values())
 
 
 def test_two_ranks_hold_about_half_each(plain: Path) -> None:
     one, two = (size_engine(config_of(plain, parallel={"tp": tp})) for tp in (1, 2))
-    assert 0.5 * one.weight_bytes <= two.weight_bytes < 0.6 * one.weight_bytes
+    assert 0.5 * one.needs.weight_bytes <= two.needs.weight_bytes < 0.6 * one.needs.weight_bytes
     assert two.l1_bytes is not None
     assert one.l1_bytes == 2 * two.l1_bytes
     assert one.arena_bytes == two.arena_bytes
@@ -77,8 +77,8 @@ def test_ranks_that_share_experts_hold_their_share_and_what_is_beyond_it(
 
     assert alone.expert_store_bytes == 0
     # Six experts: three are a rank's share.
-    assert bare.weight_bytes == alone.weight_bytes - bare.expert_store_bytes // 2
-    assert spare.weight_bytes == alone.weight_bytes
+    assert bare.needs.weight_bytes == alone.needs.weight_bytes - bare.expert_store_bytes // 2
+    assert spare.needs.weight_bytes == alone.needs.weight_bytes
 
 
 def test_ranks_that_do_not_fit_the_heads_are_refused(plain: Path) -> None:
@@ -103,10 +103,10 @@ def test_pages_by_a_fraction_are_known_once_the_device_is(plain: Path) -> None:
     assert unknown.arena_bytes == GIB
     assert known.device_bytes is not None
     assert 0.49 * 80 * GIB < known.device_bytes <= 40 * GIB
-    assert known.step_bytes > 0
+    assert known.needs.step_bytes > 0
 
 
 def test_a_device_that_is_too_small_is_refused(plain: Path) -> None:
     config = cuda_config(plain, memory_fraction=0.5)
-    with pytest.raises(ConfigError, match=r"memory_fraction 0\.5 of 2GiB leaves too little"):
-        size_engine(config, 2 * GIB)
+    with pytest.raises(ConfigError, match=r"memory_fraction 0\.5 of 512MiB leaves too"):
+        size_engine(config, GIB // 2)

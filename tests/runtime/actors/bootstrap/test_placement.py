@@ -8,6 +8,7 @@ import pytest
 
 from raydix.errors import ConfigError
 from raydix.runtime.actors.bootstrap import placement
+from raydix.runtime.actors.bootstrap.device_needs import DeviceNeeds
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.placement import NoRoom, bundles_for, require_node
 from raydix.runtime.config.engine import EngineConfig
@@ -17,8 +18,7 @@ from raydix.runtime.config.loading import load_config
 GROUP = KvGroup(kind=GroupKind.FULL, layers=(0,), num_kv_heads=1, head_dim=4)
 SIZES = EngineSizes(
     layout=KvLayout(page_size=16, dtype="float32", dtype_bytes=4, groups=(GROUP,)),
-    weight_bytes=1 << 30,
-    step_bytes=0,
+    needs=DeviceNeeds(weight_bytes=1 << 30),
     num_pages=(10,),
     l1_bytes=1 << 29,
     max_model_len=100,

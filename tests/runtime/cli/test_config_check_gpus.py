@@ -1,0 +1,36 @@
+"""What is told of GPUs that are not here: their buffers, and what depends on their kind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.model.model_shapes import SHAPES
+
+CUDA = ("--set", "model.device=cuda", "--set", "cache.l2.bytes_per_node=1GiB")
+Run = Callable[..., int]
+Capture = pytest.CaptureFixture[str]
+
+
+def folder_of(tmp_path: Path, shape: str) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
+    return str(tmp_path)
+
+
+def test_buffers_of_dispatch_are_told_and_what_does_not_fit_is_refused(
+    run: Run, capsys: Capture, tmp_path: Path
+) -> None:
+    asked = ("config", "check", folder_of(tmp_path, "moe_l12"), *CUDA)
+    shared = ("--set", "parallel.dp=8", "--set", "parallel.ep=8")
+
+    assert run(*asked, "--gpu-memory", "80GiB", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dispatch_bytes_per_rank"] == 0
+    assert run(*asked, *shared, "--gpu-memory", "80GiB") == 0
+    assert "dispatch 257.3MiB per rank, buffers for tokens on their way" in capsys.readouterr().out
+
+    large = ("--set", "scheduler.chunked_prefill_tokens=65536")
+    assert run(*asked, *shared, *large, "--gpu-memory", "40GiB") == 1
+    told = capsys.readouterr().err
+    assert "buffers of experts.dispatch 7.5" in told
+    assert "lower scheduler.chunked_prefill_tokens" in told
