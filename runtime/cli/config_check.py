@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from raydix.errors import CheckpointError, ConfigError
 from raydix.runtime.actors.bootstrap.engine_sizes import (
@@ -12,6 +12,7 @@ from raydix.runtime.actors.bootstrap.engine_sizes import (
     size_engine,
 )
 from raydix.runtime.actors.kv_sockets import read_certificate
+from raydix.runtime.cli.gpu_kinds import GPUS, named_gpu
 from raydix.runtime.cli.output import print_json, standard_output
 from raydix.runtime.cli.pull_transport import ChosenTransport, chosen_transport
 from raydix.runtime.config.capacity import effective_summary, format_bytes
@@ -22,28 +23,6 @@ from raydix.runtime.model.checkpoint.hub import settings_folder
 
 if TYPE_CHECKING:
     from raydix.runtime.model.checkpoint.model_sizes import ModelSizes
-
-_GIB = 1 << 30
-
-
-class GpuKind(NamedTuple):
-    """A kind of GPU."""
-
-    num_bytes: int
-    """What CUDA lets programs use of its memory, rounded down."""
-    capability: tuple[int, int]
-    """Its compute capability."""
-
-
-GPUS = {
-    "L4": GpuKind(22 * _GIB, (8, 9)),
-    "L40S": GpuKind(44 * _GIB, (8, 9)),
-    "A100 40GB": GpuKind(39 * _GIB, (8, 0)),
-    "A100 80GB": GpuKind(79 * _GIB, (8, 0)),
-    "H100": GpuKind(79 * _GIB, (9, 0)),
-    "H200": GpuKind(139 * _GIB, (9, 0)),
-    "B200": GpuKind(178 * _GIB, (10, 0)),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +76,6 @@ class Report:
             "pull_transport_why": None if self.pull is None else self.pull.why,
             "problems": self.problems,
         }
-
-
-def named_gpu(name: str) -> GpuKind:
-    """The kind of GPU of that name. Raises ConfigError if there is none."""
-    kinds = {each.casefold(): kind for each, kind in GPUS.items()}
-    if name.casefold() not in kinds:
-        raise ConfigError(f"--gpu is {name!r}; expected one of {', '.join(GPUS)}.")
-    return kinds[name.casefold()]
 
 
 def print_report(
@@ -238,6 +209,7 @@ def _lines(
         yield "cache.events.curve is not read here, where the engine will not run"
 
     if config.model.device == "cuda":
+        yield from _unknown_kind_lines(config, model, machine)
         for name, gpu in GPUS.items():
             lacking = _lacking_key(config, gpu.capability)
             if lacking is None:
@@ -248,6 +220,33 @@ def _lines(
             else:
                 fit = f"has no {lacking}"
             yield f"  {name}: {fit}"
+
+
+def _unknown_kind_lines(
+    config: EngineConfig, model: "ModelSizes", machine: Machine
+) -> Iterator[str]:
+    """What the figures would be on a GPU that keeps what others restore, if that is not told."""
+    # Imported here because it takes seconds.
+    import torch
+
+    from raydix.runtime.model.checkpoint.native_weights import KERNEL_CAPABILITY
+
+    if machine.capability is not None or torch.cuda.is_available():
+        return
+    kept = _measured_on(config, model, KERNEL_CAPABILITY)
+    if kept.checkpoint.quantisation.way == model.checkpoint.quantisation.way:
+        return
+    weights = format_bytes(size_engine(config, kept).needs.weight_bytes)
+    fit = ""
+    if machine.device_bytes is not None:
+        fit = (
+            f"; with {format_bytes(machine.device_bytes)} it "
+            f"{_fit(config, kept, machine.device_bytes)}"
+        )
+    yield (
+        "kind   the kind of GPU is not known, so float8 counts as restored; H100 and H200 keep it: "
+        f"{weights} of weights per rank{fit}. --gpu says the kind"
+    )
 
 
 def _measured_on(

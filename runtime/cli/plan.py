@@ -221,7 +221,7 @@ def _tiers(
 
     # Imported here, as they bring torch.
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
-    from raydix.runtime.cli.config_check import named_gpu
+    from raydix.runtime.cli.gpu_kinds import named_gpu
 
     kind = None if gpu is None else named_gpu(gpu)
     # The engine would run on that GPU, not here, and the tiers below L1 are what is asked for.

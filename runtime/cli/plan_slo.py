@@ -135,7 +135,7 @@ def _simulator(
 ) -> "tuple[Callable[[Fleet], Outcome], dict[str, int]]":
     """What simulates a size of the service, and what bounds a node's."""
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
-    from raydix.runtime.cli.config_check import named_gpu
+    from raydix.runtime.cli.gpu_kinds import named_gpu
     from raydix.runtime.cli.simulated_service import service_of
     from raydix.runtime.foresight.simulator.requests import requests_of
     from raydix.runtime.foresight.simulator.simulation import Simulation

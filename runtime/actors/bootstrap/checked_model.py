@@ -8,7 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raydix.errors import EngineDead, RaydixError
 from raydix.runtime.actors.bootstrap.engine_sizes import (
@@ -52,7 +52,15 @@ def check_here(config: EngineConfig) -> CheckedModel:
         from raydix.runtime.model.checkpoint.checkpoint import check_weights
 
         check_weights(config.model.path, model.checkpoint)
-    return CheckedModel(sizes=size_engine(config, model), checkpoint=pickle.dumps(model.checkpoint))
+    sizes = size_engine(config, model)
+    on_cuda = config.model.device == "cuda"
+    if on_cuda and config.stores_experts and model.checkpoint.quantisation.restores_what_could_stay:
+        # The GPUs are not here, or of a kind that others of the cluster need not be of.
+        from raydix.runtime.model.checkpoint.native_weights import KERNEL_CAPABILITY
+
+        kept = measure_checkpoint(config, KERNEL_CAPABILITY)
+        sizes = replace(sizes, kept_store_bytes=kept.all_expert_bytes)
+    return CheckedModel(sizes=sizes, checkpoint=pickle.dumps(model.checkpoint))
 
 
 def check_apart(config: EngineConfig) -> CheckedModel:

@@ -33,7 +33,9 @@ class EngineSizes:
     arena_bytes: int | None
     """None without L2."""
     expert_store_bytes: int
-    """The bytes of the node's store of experts."""
+    """The bytes of the node's store of experts, on GPUs as they were measured for."""
+    kept_store_bytes: int | None = None
+    """The same on GPUs that keep float8 which others restore; None: nothing else is known."""
 
     @property
     def device_bytes(self) -> int | None:

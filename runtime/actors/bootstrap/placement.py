@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray.util.placement_group import (
@@ -26,6 +26,8 @@ _LEAST_MEMORY = 1 << 20
 _PATIENCE_S = 2.0
 """The time that an engine which has just ended has to give back what it held."""
 _TIMEOUT_S = 60.0
+_KEEP_FLOAT8 = frozenset(f"accelerator_type:{name}" for name in ("H100", "H200", "GH200"))
+"""Resources by which Ray tells nodes whose GPUs have compute capability 9.0."""
 _NODE_LABEL = "ray.io/node-id"
 """The label that Ray gives each node."""
 
@@ -64,6 +66,19 @@ def bundles_for(config: EngineConfig, sizes: EngineSizes | None) -> list[dict[st
     if is_cuda:
         rank["GPU"] = 1.0
     return [control, *[dict(rank) for _ in range(config.parallel.num_ranks)]]
+
+
+def expert_store_bytes(sizes: EngineSizes, nodes: Sequence[Mapping[str, float]]) -> int:
+    """What the store of experts takes on whichever of these nodes, given by whole resources.
+
+    Whoever starts an engine need not have such a GPU, so what these keep is told by Ray's names.
+    """
+    if sizes.kept_store_bytes is None:
+        return sizes.expert_store_bytes
+    keep_float8 = [not _KEEP_FLOAT8.isdisjoint(node) for node in nodes if node.get("GPU")]
+    if keep_float8 and all(keep_float8):
+        return sizes.kept_store_bytes
+    return max(sizes.kept_store_bytes, sizes.expert_store_bytes)
 
 
 def require_node(
@@ -114,17 +129,20 @@ def place(config: EngineConfig, sizes: EngineSizes | None, node_id: str | None =
 
     Raises ConfigError if there is no room.
     """
-    bundles = bundles_for(config, sizes)
     given = ray.util.get_current_placement_group()
     if given is not None:
-        _require_group(bundles, given)
+        _require_group(bundles_for(config, sizes), given)
         return Placement(given, is_own=False, node_id=_node_of(given))
 
     l2 = {"memory": float(0 if sizes is None or sizes.arena_bytes is None else sizes.arena_bytes)}
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if node_id is not None:
         nodes = [node for node in nodes if node["NodeID"] == node_id]
-    require_node([*bundles, l2], [node["Resources"] for node in nodes])
+    resources = [node["Resources"] for node in nodes]
+    if sizes is not None:
+        sizes = replace(sizes, expert_store_bytes=expert_store_bytes(sizes, resources))
+    bundles = bundles_for(config, sizes)
+    require_node([*bundles, l2], resources)
     group = placement_group(
         [dict(bundle) for bundle in bundles],
         strategy="STRICT_PACK",

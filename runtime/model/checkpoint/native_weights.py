@@ -23,7 +23,7 @@ from raydix.runtime.model.spec.spec import (
     ScaledPart,
 )
 
-_KERNEL_CAPABILITY = (9, 0)
+KERNEL_CAPABILITY = (9, 0)
 """The compute capability for which there are kernels."""
 _LAYER = "layers.{}."
 _EXPERTS, _EACH_EXPERT = ".experts.", ".experts.{}."
@@ -46,12 +46,12 @@ def kept_forms(
             return None
         case QuantizationWay.AUTO, _:
             # Those of four bits are slower than bf16 where tokens are many (docs/formats.md).
-            has_kernels = device == "cuda" and capability == _KERNEL_CAPABILITY
+            has_kernels = device == "cuda" and capability == KERNEL_CAPABILITY
             return _float8_with_kernel if has_kernels else None
         case QuantizationWay.NATIVE, "cpu":
             return _any_form
         case _:
-            if capability not in (None, _KERNEL_CAPABILITY):
+            if capability not in (None, KERNEL_CAPABILITY):
                 raise ConfigError(
                     f"model.quantization is native, but the GPU has compute capability "
                     f"{'.'.join(map(str, capability))}; there are kernels for 9.0 (H100, H200). "

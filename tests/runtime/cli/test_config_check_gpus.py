@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.model.model_shapes import SHAPES
 
@@ -34,3 +35,33 @@ def test_buffers_of_dispatch_are_told_and_what_does_not_fit_is_refused(
     told = capsys.readouterr().err
     assert "buffers of experts.dispatch 7.5" in told
     assert "lower scheduler.chunked_prefill_tokens" in told
+
+
+def test_memory_without_a_kind_is_told_for_kinds_that_keep_float8_too(
+    run: Run, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    asked = ("config", "check", folder_of(tmp_path, "moe_l12_fp8"), *CUDA)
+    told = "the kind of GPU is not known, so float8 counts as restored; H100 and H200 keep it"
+
+    assert run(*asked, "--gpu-memory", "80GiB") == 0
+    out = capsys.readouterr().out
+    assert told in out
+    assert "of weights per rank; with 80GiB it fits, with " in out
+
+    # Restored they take 14 GiB, kept half.
+    assert run(*asked, "--gpu-memory", "14GiB") == 1
+    captured = capsys.readouterr()
+    assert "with 14GiB it fits, with " in captured.out
+    assert "leaves too little for KV" in captured.err
+    assert run(*asked, "--gpu-memory", "8GiB") == 1
+    assert "with 8GiB it does not fit" in capsys.readouterr().out
+
+    assert run(*asked) == 0
+    assert f"{told}: " in capsys.readouterr().out
+    for known in (("--gpu", "H200"), ("--gpu", "A100 80GB")):
+        assert run(*asked, *known) == 0
+        assert told not in capsys.readouterr().out
+    restore = ("--set", "model.quantization=restore")
+    assert run(*asked, *restore, "--gpu-memory", "80GiB") == 0
+    assert told not in capsys.readouterr().out

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.model.model_shapes import SHAPES
 from raydix.errors import CheckpointError, ConfigError, EngineDead
 from raydix.runtime.actors.bootstrap import checked_model
 from raydix.runtime.actors.bootstrap.checked_model import check_apart, check_here
+from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.config.engine import EngineConfig
 from raydix.runtime.config.loading import load_config
 from raydix.runtime.model.checkpoint.checkpoint_config import read_checkpoint_config
@@ -122,3 +125,22 @@ def test_whoever_has_no_torch_checks_a_model_without_importing_it(tmp_path: Path
         check_here(config_of(folder)).sizes.needs.weight_bytes,
         False,
     ]
+
+
+def test_a_start_without_a_gpu_knows_what_experts_take_on_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shared = {"parallel": {"dp": 2, "ep": 2}}
+
+    def sizes_of(shape: str, **quantization: str) -> EngineSizes:
+        (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
+        model = {"path": str(tmp_path), "device": "cuda", "load_format": "dummy", **quantization}
+        return check_here(config_of(tmp_path, **shared, model=model)).sizes
+
+    sizes = sizes_of("moe_l12_fp8")
+    assert sizes.kept_store_bytes is not None
+    assert 0.5 <= sizes.kept_store_bytes / sizes.expert_store_bytes < 0.52
+    restored = sizes_of("moe_l12_fp8", quantization="restore")
+    assert restored.kept_store_bytes == restored.expert_store_bytes
+    assert sizes_of("moe_l12").kept_store_bytes is None

@@ -140,3 +140,48 @@ def test_a_named_node_gets_all_of_an_engine_or_it_is_told_what_that_lacks(
     assert placement.place(config_on("cpu"), SIZES, "large").node_id == "large"
     placement.place(config_on("cpu"), SIZES)
     assert selectors == [[{"ray.io/node-id": "large"}] * 2, None]
+
+
+H200, A100, UNKNOWN = {"accelerator_type:H200": 1.0}, {"accelerator_type:A100": 1.0}, {}
+GPU, NO_GPU = {"GPU": 2.0}, {"CPU": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([GPU | H200, NO_GPU], 3 << 30),
+        ([GPU | A100], 6 << 30),
+        ([GPU | UNKNOWN], 6 << 30),
+        ([GPU | H200, GPU | A100], 6 << 30),
+        ([NO_GPU], 6 << 30),
+    ],
+)
+def test_experts_take_what_the_gpus_of_the_cluster_keep(
+    nodes: list[dict[str, float]], expected: int
+) -> None:
+    sizes = replace(SIZES, expert_store_bytes=6 << 30, kept_store_bytes=3 << 30)
+    assert placement.expert_store_bytes(sizes, nodes) == expected
+    assert placement.expert_store_bytes(SIZES, nodes) == SIZES.expert_store_bytes
+
+
+def test_an_engine_of_float8_is_placed_where_restored_experts_would_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resources = {"CPU": 4.0, "memory": float(8 << 30)} | GPU
+    nodes = [{"Alive": True, "NodeID": "a", "Resources": resources | H200}]
+    util = SimpleNamespace(get_current_placement_group=lambda: None)
+    monkeypatch.setattr(placement, "ray", SimpleNamespace(util=util, nodes=lambda: nodes))
+    asked: list[float] = []
+
+    def make(bundles: list[dict[str, float]], **options: Any) -> Any:
+        asked.append(total(bundles, "memory"))
+        return SimpleNamespace(wait=lambda timeout_s: True)
+
+    monkeypatch.setattr(placement, "placement_group", make)
+    sizes = replace(SIZES, expert_store_bytes=6 << 30, kept_store_bytes=3 << 30)
+    placement.place(config_on("cuda", dp=2), sizes)
+    assert asked == [3 << 30]
+
+    nodes[0]["Resources"] = resources | A100
+    with pytest.raises(ConfigError, match=r"needs .*10GiB memory on one node"):
+        placement.place(config_on("cuda", dp=2), sizes)
