@@ -147,9 +147,10 @@ async def test_sleep_twice_and_wake_twice_change_nothing(references: References)
         await engine.wake()
         first = await engine.fall_asleep(False)
         second = await engine.fall_asleep(False)
-        assert first == second
-        await engine.wake()
-        await engine.wake()
+        assert first["found"] == "awake"
+        assert second == first | {"found": "asleep"}
+        woken = [await engine.wake() for _ in range(2)]
+        assert [each["found"] for each in woken] == ["asleep", "awake"]
         assert len(await run(engine, PROMPTS, NUM_TOKENS)) == len(PROMPTS)
 
 

@@ -38,7 +38,7 @@ class WaitsOn(AssertionError):
 
 
 class WronglyTold(AssertionError):
-    """Of some order to sleep or to wake nothing is told, or more than once."""
+    """Nothing is told of some order to sleep or to wake, or more than once."""
 
 
 class ClusterSleep:
@@ -201,7 +201,7 @@ class OrderLaw:
 
     def hear(self, effect: events.PhaseReached) -> None:
         """Raise WronglyTold unless each order is told of once, by what has come of it."""
-        self._num_told += len(effect.found)
+        self._num_told += len(effect.outcomes)
         if self._num_told != effect.num_orders:
             raise WronglyTold(f"of {effect.num_orders} orders {self._num_told} are told of")
 
