@@ -341,15 +341,16 @@ def _print(
         f"write-through, no times. Error: at most {QUICK_ERROR}.",
         f"A cache without bounds has {found.infinite:.2f}.",
     )
-    alone = Table("tier alone", "bytes", "blocks", "lru", str(eviction), "MIN")
+    # LRU is shown once, also where it is what was chosen.
+    chosen = () if eviction is EvictionPolicy.LRU else (str(eviction),)
+    alone = Table("tier alone", "bytes", "blocks", "lru", *chosen, "MIN")
     for point in found.points:
+        shares = (point.lru, *(point.chosen for _ in chosen), point.min)
         alone.add_row(
             point.tier,
             format_bytes(point.num_bytes),
             f"{point.num_blocks:,}",
-            f"{point.lru:.2f}",
-            f"{point.chosen:.2f}",
-            f"{point.min:.2f}",
+            *(f"{share:.2f}" for share in shares),
         )
     together = Table("L1 bytes", "L2 bytes", "L3 bytes", "L1", "L2", "L3", "all")
     for mix in found.mixes:

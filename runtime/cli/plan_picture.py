@@ -59,6 +59,7 @@ def _draw_together(panel: Any, plan: Plan, choice: Mix) -> None:
     panel.set(
         xlabel=f"GiB of L2; L1 {choice.l1_bytes / GIB:.4g} GiB, L3 {l3}",
         ylabel="% of prompt tokens",
-        ylim=(0, _HEAD_ROOM * plan.infinite),
+        # Of a trace in which nothing comes back there is nothing to draw.
+        ylim=(0, _HEAD_ROOM * max(1.0, plan.infinite)),
     )
     panel.legend(fontsize=8, loc="upper left", ncols=len(_COLOURS))

@@ -178,8 +178,9 @@ def _print(outcome: "Outcome", title: str) -> None:
 
 
 def _summary(outcome: "Outcome") -> str:
+    requests = _counted(outcome.num_requests, "request")
     told = [
-        f"{outcome.num_requests:,} requests in {outcome.duration_s:,.1f} s of the trace's time",
+        f"{requests} in {outcome.duration_s:,.1f} s of the trace's time",
         f"{outcome.tokens_per_s:,.0f} tokens/s of answers",
         f"hits {outcome.hit_fraction:.2%}",
     ]
@@ -188,8 +189,12 @@ def _summary(outcome: "Outcome") -> str:
     if outcome.num_asked_again:
         told.append(f"{outcome.num_asked_again} sent anew after deaths")
     if outcome.num_cut_answers:
-        told.append(f"{outcome.num_cut_answers:,} answers cut where the context ends")
+        told.append(f"{_counted(outcome.num_cut_answers, 'answer')} cut where the context ends")
     if outcome.failures:
         failed: dict[str, Any] = outcome.failures
         told.append("failed: " + ", ".join(f"{kind} {num}" for kind, num in failed.items()))
     return "; ".join(told)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

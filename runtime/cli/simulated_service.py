@@ -26,6 +26,12 @@ def service_of(
             f"parallel.ep is {config.parallel.ep}; expected 1, as ranks that share experts are not "
             "simulated. Set parallel.ep to 1."
         )
+    num_hosts = sum(count for kind, count in kills if kind is KillKind.HOST)
+    if num_hosts and not config.has_l2:
+        raise ConfigError(
+            f"--kill is host={num_hosts}, and cache.l2 is off, so there is no HostMemory; expected "
+            "rank, engine or node. Leave it out, or set cache.l2."
+        )
     if sizes.num_pages is None or sizes.max_model_len is None:
         raise ConfigError(
             "cache.l1.num_pages depends on a GPU that is not here. Say how much memory it has with "

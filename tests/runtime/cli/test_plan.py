@@ -114,3 +114,25 @@ def test_prompts_shorter_than_a_block_find_nothing(
     assert run("plan", str(path), *sizes, "--json") == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["infinite"] == figures["mixes"][0]["total"] == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_trace_in_which_nothing_comes_back_is_drawn_without_a_warning(
+    run: Run, tmp_path: Path
+) -> None:
+    path, png = tmp_path / "one.jsonl", tmp_path / "one.png"
+    row = {"timestamp": 0, "input_length": 50, "output_length": 4, "hash_ids": [0, 1, 2, 3]}
+    path.write_text(json.dumps(row) + "\n")
+    sizes = ["--token-bytes", "1KiB", "--l1", "1MiB", "--l2", "1MiB", "--block-tokens", "16"]
+    assert run("plan", str(path), *sizes, "--png", str(png)) == 0
+    assert png.exists()
+
+
+@pytest.mark.parametrize(("eviction", "columns"), [("lru", 1), ("slru", 2)])
+def test_lru_has_one_column(
+    run: Run, capsys: Capture, trace: str, eviction: str, columns: int
+) -> None:
+    sizes = ["--token-bytes", "1KiB", "--l1", "1MiB", "--l2", "0", "--block-tokens", "16"]
+    assert run("plan", trace, *sizes, "--eviction", eviction) == 0
+    [head] = [line for line in capsys.readouterr().out.splitlines() if "tier alone" in line]
+    assert head.count("lru") == columns

@@ -129,3 +129,15 @@ def test_a_profile_of_which_a_step_takes_years_is_told_in_words(
     profile.write_text(slow.model_dump_json())
     assert run("simulate", *arguments, "--profile", str(profile)) == 1
     assert "Look whether the times of profile test are seconds" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_not_killed_in_silence(
+    run: Run, capsys: Capture, arguments: list[str]
+) -> None:
+    assert run("simulate", *arguments, "--set", "cache.l2=null", "--kill", "host=2") == 1
+    assert "--kill is host=2, and cache.l2 is off" in capsys.readouterr().err
+
+
+def test_one_request_is_told_as_one(run: Run, capsys: Capture, arguments: list[str]) -> None:
+    assert run("simulate", *arguments, "--requests", "1") == 0
+    assert "1 request in " in capsys.readouterr().out
