@@ -136,6 +136,7 @@ def _simulator(
     """What simulates a size of the service, and what bounds a node's."""
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
     from raydix.runtime.cli.gpu_kinds import named_gpu
+    from raydix.runtime.cli.simulated_progress import now_and_then
     from raydix.runtime.cli.simulated_service import service_of
     from raydix.runtime.foresight.simulator.requests import requests_of
     from raydix.runtime.foresight.simulator.simulation import Simulation
@@ -161,7 +162,7 @@ def _simulator(
         sized = load_config(model, sections_of([*(settings or []), *device, dp]))
         sizes = size_engine(sized, checkpoint, None if kind is None else kind.num_bytes)
         service = service_of(sized, sizes, checkpoint.vocab_size, num_nodes=fleet.num_nodes)
-        return Simulation(service, times, asked, Rules(seed=question.seed)).run()
+        return Simulation(service, times, asked, Rules(seed=question.seed)).run(now_and_then())
 
     return simulate, {"max_lanes_per_node": max_lanes, "ranks_per_lane": config.parallel.tp}
 

@@ -105,6 +105,7 @@ def simulate(
     """
     # Imported here: the simulator brings torch with the checkpoint's sizes.
     from raydix.runtime.actors.bootstrap.engine_sizes import measure_checkpoint, size_engine
+    from raydix.runtime.cli.simulated_progress import now_and_then
     from raydix.runtime.cli.simulated_roles import named, with_roles
     from raydix.runtime.cli.simulated_service import service_of
     from raydix.runtime.foresight.simulator.profile import read_profile
@@ -126,7 +127,7 @@ def simulate(
     service = with_roles(service, config, rules, num_prefill=prefill_nodes, told=roles)
 
     began_s = time.monotonic()
-    outcome = Simulation(service, times, asked, rules).run()
+    outcome = Simulation(service, times, asked, rules).run(now_and_then())
     took_s = time.monotonic() - began_s
     if as_json:
         # Without the time that it took, as equal seeds are to print equal bytes.

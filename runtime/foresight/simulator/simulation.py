@@ -1,7 +1,8 @@
 """A trace on simulated nodes: production's cores, on a virtual clock."""
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -20,6 +21,8 @@ from raydix.runtime.routing.policies import RoutingPolicy, SoonestNode
 
 _PATIENCE_S = 86_400.0
 """The virtual time without any news for any client after which something is stuck."""
+_WATCHED_STEPS = 1000
+"""The steps of the clock between two looks at how far a simulation is."""
 _SOURCES = ("l1", "l2", "peer", "l3", "computed")
 
 
@@ -172,13 +175,21 @@ class Simulation:
                 }[kind]
                 clock.at(draw.uniform(min(arrivals), max(arrivals)), act)
 
-    def run(self) -> Outcome:
+    def run(self, watch: Callable[[str], None] | None = None) -> Outcome:
         """Go on until every request has ended, and all invariants hold.
 
-        Raises Stuck if some never would, and WrongAnswer if a client hears what it must not.
+        `watch` is told now and then how far it is. Raises Stuck if some requests would never end,
+        and WrongAnswer if a client hears what it must not.
         """
         clients, world = self.clients, self._world
-        world.clock.run(lambda: clients.is_done or world.now_s > clients.last_news_s + _PATIENCE_S)
+        num_steps = itertools.count(1)
+
+        def is_over() -> bool:
+            if watch is not None and not next(num_steps) % _WATCHED_STEPS:
+                watch(self._how_far())
+            return clients.is_done or world.now_s > clients.last_news_s + _PATIENCE_S
+
+        world.clock.run(is_over)
         if not clients.is_done:
             num_open = len(self._requests) - self.clients.num_ended
             raise Stuck(
@@ -190,6 +201,12 @@ class Simulation:
         for node in self.nodes:
             node.check()
         return self._outcome()
+
+    def _how_far(self) -> str:
+        return (
+            f"{self.clients.num_ended:,} of {len(self._requests):,} requests have ended, "
+            f"{self._world.now_s:,.0f} s of the trace's time"
+        )
 
     def _outcome(self) -> Outcome:
         answers = self.clients.answers
