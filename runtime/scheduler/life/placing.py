@@ -85,7 +85,7 @@ class Placing:
 
     def _to_place(self, until_s: float) -> Iterator[RequestState]:
         unplaced = self._requests.unplaced.values()
-        return (request for request in unplaced if request.arrival_s <= until_s)
+        return itertools.takewhile(lambda request: request.arrival_s <= until_s, unplaced)
 
     def _compare(self, request: RequestState, keys: bytes) -> None:
         """Note how much of a prompt earlier ones began with, and remember it for later ones."""

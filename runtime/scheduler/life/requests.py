@@ -1,7 +1,6 @@
 """Which requests and prefetch hints there are."""
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -58,9 +57,8 @@ class Requests:
 
     def has_unplaced(self, until_s: float) -> bool:
         """Whether a request has no lane that has come until then."""
-        return until_s > -math.inf and any(
-            each.arrival_s <= until_s for each in self.unplaced.values()
-        )
+        first = next(iter(self.unplaced.values()), None)
+        return first is not None and first.arrival_s <= until_s
 
     def num_waiting(self, num_placed: int) -> int:
         """The number of requests that are not admitted, of which `num_placed` wait on lanes.
@@ -144,8 +142,14 @@ class Requests:
         del self.unplaced[request.request_id]
 
     def displace(self, requests: Iterable[RequestState]) -> None:
-        """Note that requests have lost their lane: they get others in this order."""
-        self.unplaced.update((request.request_id, request) for request in requests)
+        """Note that requests have lost their lane: they get others in this order.
+
+        They go before those that never had one: what had come by a time is never behind what came
+        later, so that nobody looks through thousands for it.
+        """
+        displaced = {request.request_id: request for request in requests}
+        if displaced:
+            self.unplaced = displaced | self.unplaced
 
     def admit(self, request: RequestState) -> None:
         """Note that a request waits no longer."""

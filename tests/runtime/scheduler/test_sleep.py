@@ -1,7 +1,7 @@
 """What a core does that is told to sleep: whom it answers first, and what it has given back."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -14,6 +14,7 @@ from raydix.runtime.scheduler import events
 from raydix.runtime.scheduler.core import SchedulerCore
 from raydix.runtime.scheduler.events import Effect, FallAsleep, GiveBack, PhaseReached
 from raydix.runtime.scheduler.phase import Phase
+from raydix.runtime.scheduler.request.request import RequestState
 from tests.runtime.scheduler.core_driver import BASE, CLIENT, CoreDriver
 
 PAGES_ALONE, ALL = FallAsleep(with_weights=False), FallAsleep(with_weights=True)
@@ -214,6 +215,33 @@ def _calls_of_a_tick(num_waiting: int) -> int:
     driver.core.handle(events.Tick(), driver.now_s)
     sys.setprofile(None)
     return counted.count("call") + counted.count("c_call")
+
+
+class NotedRequests(dict[RequestId, RequestState]):
+    """Requests of which it is noted how many are looked at."""
+
+    num_looks = 0
+
+    def values(self) -> Iterator[RequestState]:  # type: ignore[override]
+        for request in super().values():
+            self.num_looks += 1
+            yield request
+
+
+def test_thousands_that_wait_for_the_wake_are_not_looked_at_while_others_are_answered() -> None:
+    driver = CoreDriver(max_waiting_requests=4096, max_asleep_wait_s=100.0)
+    driver.submit(list(range(20)), max_tokens=9)
+    driver.step()
+    driver.send(PAGES_ALONE)
+    for _ in range(100):
+        driver.submit([1, 2, 3])
+    requests = driver.core._requests
+    requests.unplaced = noted = NotedRequests(requests.unplaced)
+
+    driver.core.handle(events.Tick(), driver.now_s)
+
+    assert (driver.core.phase, len(noted)) == (Phase.DRAINING, 100)
+    assert noted.num_looks < 10
 
 
 def driver_asleep(*, max_asleep_wait_s: float = 30.0, names: Sequence[str] = ()) -> CoreDriver:
