@@ -6,13 +6,15 @@ others. All that is left is whom to tell, and when.
 
 import math
 
-from raydix.ids import ClientId
+from raydix.ids import ClientId, PageKey
 from raydix.runtime.cache.page_key import split_keys
+from raydix.runtime.cache.page_pools import pages_between
 from raydix.runtime.messages.client import AbortRequest, FinishReason, RequestDelta, StopRequest
 from raydix.runtime.scheduler.events import SendClient
 from raydix.runtime.scheduler.life.leaving import HandOver
 from raydix.runtime.scheduler.life.requests import Requests
 from raydix.runtime.scheduler.outbox import Outbox
+from raydix.runtime.scheduler.pages.backups import pages_with_keys
 from raydix.runtime.scheduler.ranks.lane import Lane
 from raydix.runtime.scheduler.rates import Rates
 from raydix.runtime.scheduler.request.request import RequestState
@@ -44,7 +46,9 @@ class HandOvers:
         """Wait until L2 has the pages of a request that has just ended, or as long as that pays."""
         # The last token, which was sampled here, has its keys and values computed there.
         num_pages = (request.num_tokens - 1) // self._settings.page_size
-        wanted = lane.backups.wanted_of(split_keys(request.chain.keys(num_pages)))
+        keys = split_keys(request.chain.keys(num_pages))
+        self._bring_back(lane, request, keys)
+        wanted = lane.backups.wanted_of(keys)
         num_bringing = sum(not self._view.keys.is_told(*page) for page in wanted)
         num_tokens = min(num_bringing, num_pages) * self._settings.page_size
         wait_s = max(_LEAST_WAIT_S, self._rates.prefill.predict_s(num_tokens, now_s))
@@ -61,6 +65,15 @@ class HandOvers:
         )
         self._requests.add_leaving(hand_over)
         self._timers.add(until_s)
+
+    def _bring_back(self, lane: Lane, request: RequestState, keys: list[PageKey]) -> None:
+        """Have copied what L1 has of a chain and L2 lacks: it may have lost a head that many share,
+        which nobody computes anew, and without which all behind it is of no use.
+        """
+        match = lane.match(request.chain)
+        found = pages_between(match.page_ids, 0, min(len(keys), match.num_pages))
+        pages = list(pages_with_keys(keys[: match.num_pages], found))
+        lane.backups.add(pages, range(self._settings.num_groups))
 
     def tell(self, now_s: float) -> None:
         """Tell those of whom L2 has all pages, or which have waited for long enough."""

@@ -94,11 +94,11 @@ class BackupQueue:
         """Take pages just published in L1; the write policy says which of them are copied."""
         match self._settings.write_policy:
             case WritePolicy.WRITE_THROUGH:
-                self._add(list(pages), self._groups)
+                self.add(list(pages), self._groups)
             case WritePolicy.WRITE_BACK:
                 # It was computed once more, and would be lost in the same way.
                 lost = [page for page in pages if self._uses.is_lost(page[0])]
-                self._add(lost, self._groups)
+                self.add(lost, self._groups)
 
     def offer_window(
         self, group: int, keys: list[PageKey], page_ids: list[int], *, is_returning: bool
@@ -137,7 +137,7 @@ class BackupQueue:
             if is_wanted or is_returning:
                 wanted.append(page)
             is_returning |= is_wanted and self._uses.is_end(page[0])
-        self._add(wanted, self._groups)
+        self.add(wanted, self._groups)
         return is_returning
 
     def note_end(self, key: PageKey) -> None:
@@ -150,7 +150,7 @@ class BackupQueue:
         for run in tree.unlocked():
             pages = list(pages_with_keys(split_keys(run.keys), run.page_ids))
             # There is no later time for those that would be too many.
-            self._add(pages, self._groups, most=None)
+            self.add(pages, self._groups, most=None)
 
     def clean_ahead(self, tree: RadixTree, *, num_free: tuple[int, ...]) -> None:
         """Back up what will be evicted next and L2 does not hold, before its page is needed."""
@@ -331,9 +331,9 @@ class BackupQueue:
         if self._settings.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
             least = self._settings.write_threshold
             pages = [page for page in pages if self._uses.count(page[0]) >= least]
-        self._add(pages, groups)
+        self.add(pages, groups)
 
-    def _add(
+    def add(
         self, pages: Sequence[NewPage], groups: Iterable[int], most: int | None = _MAX_DIRTY_PAGES
     ) -> None:
         """Copy pages in those groups that hold them; in WINDOW groups only before checkpoints."""

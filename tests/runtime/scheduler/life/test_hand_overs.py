@@ -69,6 +69,19 @@ def test_pages_are_not_awaited_beyond_the_deadline() -> None:
     assert driver.answers[name].ending == "handed_over"
 
 
+def test_a_head_that_l2_has_lost_and_l1_has_is_brought_back_to_it() -> None:
+    driver = driver_with()
+    driver.submit(PROMPT, max_tokens=1)
+    driver.run()
+    driver.drop_from_l2(driver.keys(PROMPT[:8]))
+
+    name = driver.submit([*PROMPT[:12], 91, 92, 93, 94, 95], goes_on_elsewhere=True)
+    driver.run()
+
+    assert driver.answers[name].ending == "handed_over"
+    assert all(driver.in_l2(0, driver.keys(PROMPT[:12])))
+
+
 def test_without_l2_a_request_goes_on_elsewhere_at_once() -> None:
     driver = driver_with()
     driver.lose_host()
