@@ -1,6 +1,8 @@
 """`raydix status` and `raydix stop`: what of this user runs on this host, and how it ends."""
 
 import asyncio
+import contextlib
+import sys
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +77,8 @@ def stop(name: Target, cache: WithCache = False) -> None:
 
     A service ends with all its engines, on whatever nodes they are, once they have drained; a later
     version of it, if an upgrade is under way, goes on. The L2 of an engine stays for
-    cache.l2.keep_s, for the next one, unless --cache ends it.
+    cache.l2.keep_s, for the next one, unless --cache ends it. That of an engine for which raydix
+    serve has started a private Ray cluster ends with it, as the cluster does.
     """
     print(asyncio.run(_stop(name, cache)))
 
@@ -101,7 +104,15 @@ async def _stop(name: str, cache: bool) -> str:
     described = {each.name: await _describe(each) for each in l2s.values()}
     used = [each for each in l2s.values() if any(map(is_of_it, described[each.name]["engines"]))]
     kind = "service" if name in await running_services() else "engine"
-    await call_supervisor(name, record, "shutdown")
+    private = None if kind == "service" else await _private_cluster(name, record)
+    try:
+        await call_supervisor(name, record, "shutdown")
+    except asyncio.CancelledError:
+        print(f"{kind} {name} goes on stopping, as raydix status shows", file=sys.stderr)
+        raise
+    if private is not None and await private.has_ended(_LET_GO_S):
+        its = "private cluster and L2" if used else "private cluster"
+        return f"{kind} {name} is stopped, and its {its} with it"
     told = [f"{kind} {name} is stopped"]
     kept: list[str] = []
     for each in used:
@@ -119,11 +130,40 @@ async def _stop(name: str, cache: bool) -> str:
             if len(kept) == 1
             else f"its L2s, {' and '.join(kept)}, stay"
         )
+        told.append(f"{its} for a while, as raydix status shows")
+    if private is not None:
         told.append(
-            f"{its} for a while, as raydix status shows, unless on a private cluster, which ends "
-            "with its engine"
+            f"its private cluster ends with process {private.owner_pid}, which has started it"
         )
     return "; ".join(told)
+
+
+class _PrivateCluster:
+    """The private cluster of an engine, from before the engine is stopped."""
+
+    def __init__(self, node_pid: int, owner_pid: int) -> None:
+        """Raises ProcessLookupError if it has ended."""
+        from raydix.runtime.actors.process import ProcessHandle
+
+        self.owner_pid = owner_pid
+        self._node = ProcessHandle(node_pid)
+
+    async def has_ended(self, patience_s: float) -> bool:
+        """Whether it ends in this time, as it does where its owner waits for the engine's end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._node.wait()
+                return True
+        return False
+
+
+async def _private_cluster(name: str, record: "EngineRecord") -> _PrivateCluster | None:
+    from raydix.runtime.actors.bootstrap.control_client import ask_supervisor
+
+    with contextlib.suppress(ProcessLookupError):
+        told: dict[str, int] | None = await ask_supervisor(name, record, "private_cluster")
+        return None if told is None else _PrivateCluster(**told)
+    return None
 
 
 async def _phase_of(name: str, record: "EngineRecord") -> str | None:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -156,7 +157,13 @@ def _start_on_ray(
         control.wait_precondition()
         spawner = model.make_spawner(name, placement, config)
         supervisor, follower, facts = _start_supervisor(
-            spawner, control, name=name, config=config, arena=model.arena, **arguments
+            spawner,
+            control,
+            name=name,
+            config=config,
+            arena=model.arena,
+            cluster_owner_pid=None if cluster is None else os.getpid(),
+            **arguments,
         )
     except BaseException:
         if cluster is not None:

@@ -136,6 +136,17 @@ class Keeper:
             # Whoever waits for it to serve would wait for ever.
             self._serving.set()
 
+    async def run_while_it_lasts(self) -> None:
+        """Keep an actor without which the engine goes on, as it does once it ends too often.
+
+        Raises ConfigError if it cannot even start.
+        """
+        try:
+            await self.run()
+        except EngineDead as error:
+            logger.error("%s is kept no more; the engine goes on without: %s", self.label, error)
+            await asyncio.Event().wait()
+
     async def _keep(self) -> None:
         while True:
             await self._may_start()

@@ -49,16 +49,18 @@ class SupervisorActor:
         supervision: Supervision,
         gateway: GatewaySettings | None = None,
         arena: PlannedArena | None = None,
+        cluster_owner_pid: int | None = None,
         on_shut_down: Callable[[], None] = exit_process,
     ) -> None:
         """`on_shut_down` is called after a shutdown that a client has asked for.
 
         `gateway`: where clients on other hosts connect; None: nowhere. `arena`: see `EngineActors`.
+        `cluster_owner_pid`: of the process whose private cluster this is; None: of nobody's.
         """
         self._name = name
         self._config = config
         self._supervision = supervision
-        self._node = spawner.node
+        self._node, self._cluster_owner_pid = spawner.node, cluster_owner_pid
         self._folder = PrivateFolder()
         self._log = LogDesk(self._folder.path)
         self._actors = EngineActors(
@@ -114,7 +116,7 @@ class SupervisorActor:
 
         keepers = [asyncio.create_task(keeper.run()) for keeper in self._actors.lasting()]
         if self._actors.events is not None:
-            keepers.append(asyncio.create_task(_keep_events(self._actors.events)))
+            keepers.append(asyncio.create_task(self._actors.events.run_while_it_lasts()))
         self._guard = asyncio.create_task(self._watch(keepers))
         ready = asyncio.create_task(self._wait_ready())
         await asyncio.wait({ready, self._guard}, return_when=asyncio.FIRST_COMPLETED)
@@ -247,6 +249,11 @@ class SupervisorActor:
         figures = await _stats_of(self._actors.scheduler)
         return None if figures is None else str(figures["phase"])
 
+    def private_cluster(self) -> dict[str, int] | None:
+        """Ray's node process of a private cluster, and who owns that; None: it is not private."""
+        owner_pid = self._cluster_owner_pid
+        return None if owner_pid is None else {"node_pid": os.getppid(), "owner_pid": owner_pid}
+
     async def check(self) -> None:
         """Raise AccountingError if an invariant of the Scheduler or of HostMemory does not hold."""
         for keeper in (self._actors.scheduler, self._actors.host):
@@ -334,6 +341,7 @@ class SupervisorActor:
             self.fall_asleep,
             self.wake,
             self.phase,
+            self.private_cluster,
             self.check,
             self.drain,
             self._log.feed.lines_since,
@@ -356,18 +364,6 @@ class SupervisorActor:
                 await asyncio.sleep(self._supervision.first_backoff_s)
                 continue
             self._actors.gpus[order.rank].condemn(order.reason, order.incarnation)
-
-
-async def _keep_events(keeper: Keeper) -> None:
-    """Keep who publishes events; if it ends too often the engine goes on without.
-
-    Raises ConfigError if it cannot even start.
-    """
-    try:
-        await keeper.run()
-    except EngineDead as error:
-        logger.error("KV events are published no more: %s", error)
-        await asyncio.Event().wait()
 
 
 async def _stats_of(keeper: Keeper) -> dict[str, Any] | None:

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +19,15 @@ from raydix.runtime.actors.l2_record import L2Name, L2Record, find_l2
 from raydix.runtime.actors.links import socket_link
 from raydix.runtime.actors.links.frames import frame
 from raydix.runtime.actors.links.handshake import GREETING, NONCE_BYTES
-from raydix.runtime.actors.links.socket_listener import listen
 from raydix.runtime.actors.lock_file import LockFile
 from raydix.runtime.actors.service.rows import load_row
 from raydix.runtime.actors.service.running import running_services
-from raydix.runtime.actors.supervision.control_calls import Call, ControlCalls
+from raydix.runtime.actors.supervision.control_calls import Call
 from raydix.runtime.actors.supervision.control_desk import ControlDesk
 from raydix.runtime.cli import status
-from raydix.runtime.messages.hello import Hello, Role
+from tests.runtime.cli.scripted_l2 import ScriptedL2
 
 Capture = pytest.CaptureFixture[str]
-
-
-@dataclass
-class ScriptedL2:
-    """An L2 whose users the test decides."""
-
-    name: str
-    engines: list[str] = field(default_factory=list)
-    is_ended: bool = False
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "size_bytes": 1 << 20,
-            "ready_bytes": 1 << 10,
-            "engines": self.engines,
-            "ends_in_s": None if self.engines else 60.0,
-            "model_path": "/model",
-        }
-
-    def end(self) -> bool:
-        self.is_ended = not self.engines
-        return self.is_ended
-
-
-@pytest.fixture
-async def l2s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[ScriptedL2]]:
-    """Two L2s of this host, of which one is used."""
-    for module in (engine_record, l2_record):
-        monkeypatch.setattr(module, "user_folder", lambda: tmp_path)
-    scripted, opened = [ScriptedL2("l2-1", ["prod"]), ScriptedL2("l2-2")], []
-    for each in scripted:
-        address = f"unix:{tmp_path}/{each.name}.sock"
-        calls = ControlCalls({"describe": Call(each.describe), "end": Call(each.end)})
-        own = Hello(role=Role.HOST_MEMORY, name=each.name, incarnation=1, pid=os.getpid())
-        name = L2Name(tmp_path / f"node-{each.name}.l2")
-        name.publish(
-            L2Record(name=each.name, actor="a", pid=1, control_address=address, secret=b"s")
-        )
-        opened.append((name, await listen(address, own, b"s", calls.serve)))
-    yield scripted
-    for name, listener in opened:
-        name.release()
-        await listener.close()
 
 
 async def test_an_l2_that_ends_before_it_has_answered_is_ended(
@@ -125,7 +79,9 @@ async def test_l2_of_a_stopped_engine_goes_on_where_others_use_it(
     ask, stopped = control_client.call_supervisor, []
 
     async def answer(name: str, at: EngineRecord, method: str, *arguments: Any) -> Any:
-        return stopped.append(name) if at is record else await ask(name, at, method, *arguments)
+        if at is not record:
+            return await ask(name, at, method, *arguments)
+        return stopped.append(name) if method == "shutdown" else None
 
     monkeypatch.setattr(control_client, "call_supervisor", answer)
     l2s[0].engines.append("prod-2")
@@ -151,7 +107,8 @@ async def test_l2_of_a_stopped_service_ends_with_it_where_that_is_asked(
     async def answer(name: str, at: EngineRecord, method: str, *arguments: Any) -> Any:
         if at is not record:
             return await ask(name, at, method, *arguments)
-        l2s[0].engines.remove("prod/1")
+        if method == "shutdown":
+            l2s[0].engines.remove("prod/1")
 
     monkeypatch.setattr(control_client, "call_supervisor", answer)
     l2s[0].engines[:] = ["prod/1", "other/1"]
