@@ -21,6 +21,8 @@ from raydix.runtime.routing.policies import RoutingPolicy
 from raydix.runtime.scheduler.events import SendTokens
 
 _ASK_AGAIN_S = 0.1
+_PATIENCE_S = 86_400.0
+"""The virtual time without any news for any client after which something is stuck."""
 _ASKED_AGAIN = (FailureKind.ENGINE_DEAD, FailureKind.SHUTTING_DOWN)
 
 
@@ -98,6 +100,13 @@ class Clients:
     def is_done(self) -> bool:
         """Whether every request has ended."""
         return self.num_ended == len(self._requests)
+
+    def is_over(self) -> bool:
+        """Whether every request has ended, or those that are left wait for ever."""
+        # Asked before each action of the clock.
+        if self.num_ended == len(self._requests):
+            return True
+        return self._world.clock.now_s > self.last_news_s + _PATIENCE_S
 
     def _come(self, number: int, time_s: float) -> None:
         self.last_news_s = max(self.last_news_s, time_s)

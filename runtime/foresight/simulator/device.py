@@ -27,23 +27,44 @@ class Copied:
 Done = StepResult | Copied
 
 
-def step_s(times: StepTimes, plan: StepPlan, tokens_per_simulated: int) -> float:
-    """The mean device time of a plan's rows; each decode stands for so many."""
-    counts, starts = plan.row_num_tokens, plan.row_starts
-    is_decode = (counts == 1) & (plan.row_output_positions > 0)
-    num_decodes = int(is_decode.sum())
-    context = int(starts[is_decode].sum())
-    decode_s = times.decode_row_s * num_decodes + times.decode_context_s * context
-    if num_decodes == len(counts):
-        return tokens_per_simulated * (times.fixed_s + decode_s)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the rows of a plan have to do."""
 
-    tokens = counts[~is_decode].astype(float)
-    pairs = float((tokens * (starts[~is_decode] + tokens / 2)).sum())
-    prompt_s = times.prompt_token_s * float(tokens.sum()) + times.prompt_pair_s * pairs
-    if num_decodes:
-        # What the other steps would have taken whose decodes this one stands for.
-        decode_s = tokens_per_simulated * decode_s + (tokens_per_simulated - 1) * times.fixed_s
-    return times.fixed_s + times.prompt_fixed_s + prompt_s + decode_s
+    num_decodes: int
+    context: int
+    """The tokens that come before those that decode, of all such rows together."""
+    num_prompt_tokens: int
+    """The tokens of all other rows."""
+    pairs: float
+    """How many pairs of tokens attend to each other in those rows."""
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "Work":
+        """Add up the rows of a plan that has some."""
+        counts, starts = plan.row_num_tokens, plan.row_starts
+        is_decode = (counts == 1) & (plan.row_output_positions > 0)
+        num_decodes = int(np.count_nonzero(is_decode))
+        # Nothing but decodes is in most plans.
+        if num_decodes == len(counts):
+            return cls(num_decodes, int(starts.sum()), 0, 0.0)
+
+        context = int(starts[is_decode].sum())
+        tokens = counts[~is_decode].astype(float)
+        pairs = float((tokens * (starts[~is_decode] + tokens / 2)).sum())
+        return cls(num_decodes, context, int(tokens.sum()), pairs)
+
+    def seconds(self, times: StepTimes, tokens_per_simulated: int) -> float:
+        """The mean device time of the rows; each decode stands for so many."""
+        decode_s = times.decode_row_s * self.num_decodes + times.decode_context_s * self.context
+        if not self.num_prompt_tokens:
+            return tokens_per_simulated * (times.fixed_s + decode_s)
+
+        prompt_s = times.prompt_token_s * self.num_prompt_tokens + times.prompt_pair_s * self.pairs
+        if self.num_decodes:
+            # What the other steps would have taken whose decodes this one stands for.
+            decode_s = tokens_per_simulated * decode_s + (tokens_per_simulated - 1) * times.fixed_s
+        return times.fixed_s + times.prompt_fixed_s + prompt_s + decode_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +95,18 @@ class LaneDevice:
     """
 
     def __init__(
-        self, world: World, loaded_bytes: tuple[int, ...], num_layers: int, vocab_size: int
+        self,
+        world: World,
+        rank: int,
+        loaded_bytes: tuple[int, ...],
+        num_layers: int,
+        vocab_size: int,
     ) -> None:
-        """`loaded_bytes`: what one rank copies of a page, by KV group."""
+        """`rank`: the lane's first one, in whose name reports are made. `loaded_bytes`: what one
+        rank copies of a page, by KV group.
+        """
         self._world = world
+        self._rank = rank
         self._page_bytes = np.array(loaded_bytes)
         self._num_layers = num_layers
         self._vocab_size = vocab_size
@@ -117,30 +146,38 @@ class LaneDevice:
         told_s = 0.0
         began_s = ended_s = max(now_s, self._step_free_s)
         if len(plan.row_slots):
-            factor = draw_factor(profile.step.spread, self._world.random)
-            seconds = factor * step_s(profile.step, plan, self._world.rules.tokens_per_simulated)
+            factor, work = draw_factor(profile.step.spread, self._world.random), Work.of(plan)
+            seconds = factor * work.seconds(profile.step, self._world.rules.tokens_per_simulated)
             # The Scheduler learns by what one step takes, whatever this one stands for.
-            told_s = factor * step_s(profile.step, plan, 1)
-            if (plan.row_num_tokens > 1).any():
+            told_s = factor * work.seconds(profile.step, 1)
+            is_replayed = not work.num_prompt_tokens or bool((plan.row_num_tokens == 1).all())
+            if not is_replayed:
                 began_s = max(began_s, now_s + profile.step.launch_s)
             loads = self._awaited(plan)
-            if loads and (plan.row_num_tokens == 1).all():
+            if loads and is_replayed:
                 # It is replayed whole, so its layers cannot wait one by one.
                 began_s = max([began_s, *(load.ended_s for load in loads)])
             ended_s = end_s(began_s, seconds, loads, self._num_layers)
         self._step_free_s = ended_s
-        result = StepResult(rank=0, step=plan.step, token_ids=self._sample(plan), compute_s=told_s)
-        yield self._step_free_s, result
+        yield (
+            ended_s,
+            StepResult(
+                rank=self._rank,
+                step=plan.step,
+                token_ids=self._sample(plan),
+                compute_s=told_s,
+            ),
+        )
 
     def ended(self, copied: Copied, arena: SimulatedArena) -> TransfersDone:
         """The report of a transfer that ends now: a load is stale if its pages changed hands."""
         self._loads.pop(copied.transfer_id, None)
         ids = int32_array((copied.transfer_id,))
         if not copied.is_load:
-            return TransfersDone(rank=0, transfer_ids=ids)
+            return TransfersDone(rank=self._rank, transfer_ids=ids)
         is_stale = arena.is_stale(copied.host_page_ids, copied.generations)
         return TransfersDone(
-            rank=0,
+            rank=self._rank,
             transfer_ids=ids,
             stale_transfer_ids=int32_array((copied.transfer_id,) if is_stale else ()),
             num_bytes=copied.num_bytes,
@@ -149,7 +186,9 @@ class LaneDevice:
 
     def _awaited(self, plan: StepPlan) -> list[Load]:
         """The loads that rows of a plan wait for, and that have not been reported."""
-        awaited = sorted({int(each) for each in plan.row_loads if each >= 0})
+        if not self._loads:
+            return []
+        awaited = np.unique(plan.row_loads).tolist()
         return [self._loads[each] for each in awaited if each in self._loads]
 
     def _set_seed(self, slot: int, seed: int) -> None:

@@ -41,7 +41,9 @@ class SimulatedLane:
     def _new_device(self) -> LaneDevice:
         settings = self._settings
         num_layers = sum(len(group.layers) for group in settings.layout.groups)
-        return LaneDevice(self._world, settings.loaded_bytes, num_layers, settings.vocab_size)
+        return LaneDevice(
+            self._world, self._first, settings.loaded_bytes, num_layers, settings.vocab_size
+        )
 
     @property
     def _ranks(self) -> range:
@@ -139,15 +141,9 @@ class SimulatedLane:
 
     def _message(self, done: Done) -> StepResult | TransfersDone:
         if not isinstance(done, Copied):
-            return StepResult(
-                rank=self._first,
-                step=done.step,
-                token_ids=done.token_ids,
-                compute_s=done.compute_s,
-            )
+            return done
         assert self._arena is not None, "without L2 nothing is copied"
-        told = self._device.ended(done, self._arena)
-        return _of(told, self._first)
+        return self._device.ended(done, self._arena)
 
 
 def _of(message: StepResult | TransfersDone, rank: int) -> StepResult | TransfersDone:

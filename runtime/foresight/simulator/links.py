@@ -1,7 +1,7 @@
 """Links between processes, and the turns in which a process takes what its links bring."""
 
 from collections.abc import Callable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from raydix.ids import ConnectionId
@@ -13,7 +13,7 @@ DrawSize = Callable[[int], int]
 """Says how many of so many events a core hears before it decides: one at least."""
 
 
-class End(Enum):
+class End(StrEnum):
     """Who is meant: the process that has dialled, or the one that was."""
 
     DIALLER = "dialler"
@@ -44,15 +44,22 @@ class Link:
 
     def send(self, to: End, message: object) -> None:
         """A message is on its way."""
-        self.carry(to, lambda: self._receive[to](message))
+        if self.is_open:
+            self._clock.at(
+                self._arrival_s(to),
+                lambda: self._receive[to](message) if self.is_open else None,
+            )
 
     def carry(self, to: End, action: Callable[[], None]) -> None:
         """Run `action` when a message would arrive; never if the link closes before."""
-        if not self.is_open:
-            return
+        if self.is_open:
+            self._clock.at(self._arrival_s(to), lambda: action() if self.is_open else None)
+
+    def _arrival_s(self, to: End) -> float:
+        """When what is sent now arrives: not before what was sent before it."""
         arrival_s = max(self._clock.now_s + self._draw_delay_s(), self._free_s[to])
         self._free_s[to] = arrival_s
-        self._clock.at(arrival_s, lambda: action() if self.is_open else None)
+        return arrival_s
 
     def hold_up(self, to: End, until_s: float) -> None:
         """Nothing that is sent from now on arrives before `until_s`."""

@@ -19,8 +19,6 @@ from raydix.runtime.foresight.simulator.storage import SharedStore
 from raydix.runtime.foresight.simulator.world import Rules, World
 from raydix.runtime.routing.policies import RoutingPolicy, SoonestNode
 
-_PATIENCE_S = 86_400.0
-"""The virtual time without any news for any client after which something is stuck."""
 _WATCHED_STEPS = 1000
 """The steps of the clock between two looks at how far a simulation is."""
 _SOURCES = ("l1", "l2", "peer", "l3", "computed")
@@ -182,14 +180,7 @@ class Simulation:
         and WrongAnswer if a client hears what it must not.
         """
         clients, world = self.clients, self._world
-        num_steps = itertools.count(1)
-
-        def is_over() -> bool:
-            if watch is not None and not next(num_steps) % _WATCHED_STEPS:
-                watch(self._how_far())
-            return clients.is_done or world.now_s > clients.last_news_s + _PATIENCE_S
-
-        world.clock.run(is_over)
+        world.clock.run(clients.is_over if watch is None else self._watched(watch))
         if not clients.is_done:
             num_open = len(self._requests) - self.clients.num_ended
             raise Stuck(
@@ -201,6 +192,17 @@ class Simulation:
         for node in self.nodes:
             node.check()
         return self._outcome()
+
+    def _watched(self, watch: Callable[[str], None]) -> Callable[[], bool]:
+        """Whether all is over, of which `watch` hears now and then as it is asked."""
+        num_steps = itertools.count(1)
+
+        def is_over() -> bool:
+            if not next(num_steps) % _WATCHED_STEPS:
+                watch(self._how_far())
+            return self.clients.is_over()
+
+        return is_over
 
     def _how_far(self) -> str:
         return (
