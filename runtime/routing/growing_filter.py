@@ -29,24 +29,30 @@ class GrowingFilter:
 
     def add(self, words: Words) -> None:
         """Add keys; those that are there already stay as they are."""
-        words = np.unique(words)
-        words = words[~self.has(hashed(words))]
+        keys = hashed(np.unique(words))
+        keys = keys.those(~self.has(keys))
         for each in self._filters:
-            room = each.max_keys - len(each)
-            each.add(words[:room])
-            words = words[room:]
-        while len(words):
+            keys = _housed(each, keys)
+        while len(keys):
             self._filters.append(KeyFilter(2 * self._filters[-1].max_keys))
-            room = self._filters[-1].max_keys
-            self._filters[-1].add(words[:room])
-            words = words[room:]
+            keys = _housed(self._filters[-1], keys)
 
     def remove(self, words: Words) -> None:
         """Remove keys; those that are not there change nothing."""
+        keys = hashed(np.unique(words))
         for each in self._filters:
-            each.remove(words)
+            each.turn_out(keys)
 
     def check(self) -> None:
         """Raise AccountingError unless each filter agrees with its count."""
         for each in self._filters:
             each.check()
+
+
+def _housed(place: KeyFilter, keys: HashedKeys) -> HashedKeys:
+    """Add the first of these keys, as many as there is room for; returns the others."""
+    room = place.max_keys - len(place)
+    if not room or not len(keys):
+        return keys
+    place.house(keys.part(0, room))
+    return keys.part(room)

@@ -48,17 +48,24 @@ class HashedKeys:
     def __len__(self) -> int:
         return len(self.words)
 
-    def part(self, start: int, stop: int) -> "HashedKeys":
-        """The keys from `start` to before `stop`."""
-        return HashedKeys(
-            self.words[start:stop], self.marks[start:stop], self.halves[:, start:stop]
-        )
+    def part(self, start: int, stop: int | None = None) -> "HashedKeys":
+        """The keys from `start` to before `stop`, or to the end."""
+        if not start and (stop is None or stop >= len(self)):
+            return self
+        return self._pick(slice(start, stop))
+
+    def those(self, are_meant: NDArray[np.bool_]) -> "HashedKeys":
+        """The keys that a mask picks."""
+        return self if are_meant.all() else self._pick(are_meant)
+
+    def _pick(self, which: slice | NDArray[np.bool_]) -> "HashedKeys":
+        return HashedKeys(self.words[which], self.marks[which], self.halves[:, which])
 
 
 def hashed(words: Words) -> HashedKeys:
     """Compute what filters ask of keys."""
     marks = np.maximum(((words * _MIX) >> _HALF).astype(np.uint32), np.uint32(1))
-    return HashedKeys(words, marks, np.stack((words & _LOW, words >> _HALF)))
+    return HashedKeys(words, marks, np.array((words & _LOW, words >> _HALF)))
 
 
 class KeyFilter:
@@ -98,16 +105,18 @@ class KeyFilter:
 
     def add(self, words: Words) -> None:
         """Add keys; those that are there already stay as they are."""
-        words = np.unique(words)
-        words = words[~self.has(hashed(words))]
-        num_left_out = max(0, len(self) + len(words) - self.max_keys)
-        self.num_refused += num_left_out
-        keys = hashed(words[: len(words) - num_left_out])
+        keys = hashed(np.unique(words))
+        new = keys.those(~self.has(keys))
+        room = self.max_keys - len(self)
+        self.num_refused += max(0, len(new) - room)
+        self.house(new.part(0, room))
 
+    def house(self, keys: HashedKeys) -> None:
+        """Add keys for which there is room, in ascending order, none of which is there."""
         words, marks, buckets = keys.words, keys.marks, self._buckets(keys)
         while len(words):
             # The emptier bucket of the two; of keys that chose the same one is housed in a turn.
-            num_taken = np.count_nonzero(self._slots[buckets], axis=2)
+            num_taken = (self._slots[buckets] != _EMPTY).sum(axis=2)
             chosen = np.where(num_taken[0] <= num_taken[1], buckets[0], buckets[1])
             is_full = num_taken.min(axis=0) == _NUM_SLOTS
             self._homeless.update(words[is_full].tolist())
@@ -123,13 +132,17 @@ class KeyFilter:
 
     def remove(self, words: Words) -> None:
         """Remove keys; those that are not there change nothing."""
-        words = np.unique(words)
-        if self._homeless:
-            gone = self._homeless.intersection(words.tolist())
-            self._homeless -= gone
-            words = words[~np.isin(words, np.array(list(gone), dtype=np.uint64))]
+        self.turn_out(hashed(np.unique(words)))
 
-        keys = hashed(words)
+    def turn_out(self, keys: HashedKeys) -> None:
+        """Remove keys, each of which is named once; those that are not there change nothing."""
+        if self._homeless:
+            gone = self._homeless.intersection(keys.words.tolist())
+            self._homeless -= gone
+            keys = keys.those(~np.isin(keys.words, np.array(list(gone), dtype=np.uint64)))
+        if not self._num_housed:
+            return
+
         for rows in self._buckets(keys):
             is_there = self._slots[rows] == keys.marks[:, None]
             found = np.flatnonzero(is_there.any(axis=1))

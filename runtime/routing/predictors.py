@@ -185,7 +185,9 @@ class TimePredictor:
         self._tests: dict[int, tuple[float, float]] = {}
         """When a piece of a size was observed last, and its seconds; sizes are powers of two."""
         self._line: Line | None = None
-        """The line last computed; None once an observation or a fading has outdated it."""
+        """The line last computed; None once an observation has outdated it."""
+        self._likely_line: Line | None = None
+        """The likeliest line, in the same way."""
         self._slow = _SlowPieces()
 
     def observe(self, amount: float, seconds: float, now_s: float) -> None:
@@ -211,7 +213,7 @@ class TimePredictor:
         self._observed.fade_along(part, keep_along)
         self._observed.add(part, believed_s)
         self._observed_s = now_s
-        self._line = None
+        self._line = self._likely_line = None
         if line.predict_s(amount) > _SURPRISE * believed_s:
             self._bound(amount, believed_s, now_s)
 
@@ -230,7 +232,7 @@ class TimePredictor:
         slope_s = _excess_s(line.unit_s * amount, seconds) * self._full_amount / amount
         if fixed_s or slope_s:
             self._observed.lower(fixed_s, slope_s)
-            self._line = None
+            self._line = self._likely_line = None
 
     def is_worth_a_trial(self, amount: float, cheap_s: float, now_s: float) -> bool:
         """Whether so many units might take less than the cheaper way, and none were seen lately."""
@@ -275,7 +277,12 @@ class TimePredictor:
         Pieces of one size show how long these take, and not how much of that is fixed. `line` puts
         it down to fixed time, so that larger pieces are tried; here it is divided.
         """
-        return self._fit(self._kept(now_s), self._likely_start)
+        kept = self._kept(now_s)
+        if kept < 1.0:
+            return self._fit(kept, self._likely_start)
+        if self._likely_line is None:
+            self._likely_line = self._fit(1.0, self._likely_start)
+        return self._likely_line
 
     def _fit(self, kept: float, start: _Sums) -> Line:
         """Fit a line by least squares, within bounds."""

@@ -62,6 +62,9 @@ class Answered:
     """The seconds since the first token, which came from another engine."""
 
 
+_NOTHING_NEW = Answered()
+
+
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """What one engine was asked for the first token of."""
@@ -180,12 +183,14 @@ class Router:
         """The first tokens of an asking have come, or there will be none."""
         if is_last:
             self._ingress.release(_name(asking), now_s)
-            return Answered()
+            return _NOTHING_NEW
         self._prompt_keys.forget(request_id)
-        return Answered(
-            late_s=self._ingress.note_first_token(_name(asking), now_s),
-            hand_over_s=self._ingress.note_next_token(_name(asking), now_s),
-        )
+        late_s = self._ingress.note_first_token(_name(asking), now_s)
+        hand_over_s = self._ingress.note_next_token(_name(asking), now_s)
+        # Every token comes by here, and two of an answer show something.
+        if late_s is None and hand_over_s is None:
+            return _NOTHING_NEW
+        return Answered(late_s, hand_over_s)
 
     def ended(self, asking: AskingId, request_id: RequestId) -> tuple[Said, ...]:
         """An asking has ended, and nothing goes on elsewhere: who expects the rest is told."""
