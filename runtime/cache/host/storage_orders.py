@@ -107,6 +107,10 @@ class StorageOrders:
         }
         self._busy_at_s = dict.fromkeys(OrderKind, 0.0)
         """The time at which an order was last given or answered, by kind."""
+        self.answer_s = 0.0
+        """The least seconds that a question and a read take these days; 0 if short or not known. A
+        power of two, so that it seldom changes.
+        """
 
     def attach(self, connection: ConnectionId, pid: int, patience_s: float | None = None) -> None:
         """Use a storage actor that has attached; its backend is trusted anew.
@@ -165,7 +169,7 @@ class StorageOrders:
         if self._breakers[kind].state is BreakerState.CLOSED:
             # No request waits for a slow L3, so that none may notice when it has recovered.
             has_asked = kind in self._last_names and not unanswered.current
-            is_due = has_asked and self.answer_s > 0.0
+            is_due = self.answer_s > 0.0 and has_asked
             return self._busy_at_s[kind] + self._settings.recheck_interval_s if is_due else None
         return self._breakers[kind].retry_at_s
 
@@ -178,15 +182,6 @@ class StorageOrders:
         self._num_probes += 1
         last = self._last_names[kind]
         return last if self._num_probes % 2 else self._good_names.get(kind, last)
-
-    @property
-    def answer_s(self) -> float:
-        """The least seconds that a question and a read take these days; 0 if short or not known.
-
-        A power of two, so that it seldom changes.
-        """
-        usual_s = sum(self._times[kind].usual_s for kind in _FOR_READING)
-        return 2.0 ** floor(log2(usual_s)) if usual_s >= _SLOW_S else 0.0
 
     def figures(self) -> dict[str, str | float]:
         """Figures of the breakers, and of how long answers may take.
@@ -346,6 +341,8 @@ class StorageOrders:
 
         if order.keys:
             times.note(time_s, order.allowed_s)
+            usual_s = sum(self._times[kind].usual_s for kind in _FOR_READING)
+            self.answer_s = 2.0 ** floor(log2(usual_s)) if usual_s >= _SLOW_S else 0.0
             first = next(i for i, status in enumerate(statuses) if status not in _NO_ANSWER)
             self._good_names[order.kind] = order.name(first)
         if order.is_overdue:

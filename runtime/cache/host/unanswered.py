@@ -2,7 +2,7 @@
 
 import heapq
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from raydix.ids import BatchId, PageKey
 from raydix.runtime.cache.page_key import KEY_BYTES
@@ -11,7 +11,7 @@ ObjectName = tuple[int, PageKey]
 """The name of an object: its KV group and its page key."""
 
 
-class OrderKind(Enum):
+class OrderKind(StrEnum):
     """The kind of an order. Each can fail by itself: a mount may still find what it cannot read."""
 
     EXISTS = "exists"

@@ -84,9 +84,11 @@ class HostWrites:
     @property
     def _is_ready(self) -> bool:
         """Whether only a rest, the storage actor's absence or the circuit breaker delays writes."""
+        # After most events nothing waits, or there is no room for more.
+        if self._is_flush_wanted or not self._unwritten.num_waiting:
+            return False
         max_batches = 1 if self._rest_s else self._settings.max_write_batches
-        has_room = self._num_current() < max_batches
-        return has_room and not self._is_flush_wanted and self._unwritten.num_waiting > 0
+        return self._num_current() < max_batches
 
     @property
     def next_due_s(self) -> float | None:
