@@ -189,7 +189,7 @@ class StepPlan:
         """The most steps in which the plan is repeated. They are numbered behind `step`, whether or
         not they are run, so that the next plan's number is behind them all.
         """
-        return int(self.row_repeats.max(initial=0))
+        return int(self.row_repeats.max()) if len(self.row_repeats) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ class DecodeRows:
     @property
     def num_repeats(self) -> int:
         """The most steps in which some row goes on."""
-        return int(self.repeats.max(initial=0))
+        return int(self.repeats.max()) if len(self.repeats) else 0
 
     def repetition(self, number: int) -> "DecodeRows":
         """The rows that go on in the repetition of this number, counted from 1.

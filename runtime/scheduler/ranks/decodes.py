@@ -19,6 +19,8 @@ from raydix.runtime.scheduler.request.request import RequestState
 
 _NO_STOP = -1
 """Fills the columns of stop ids; no token has it."""
+_ALL = slice(None)
+"""Picks all entries of a column, without a copy."""
 _MAX_STOP_COLUMNS = 16
 """The most stop ids that a request keeps in the columns, which are as wide for every request as for
 the one with most; a request with more has a set of its own.
@@ -291,13 +293,13 @@ class DecodeBatch:
             self._num_fresh[slot] = 0
             request.add_output(self._fresh[slot, :num_fresh])
 
-    def by_client(self, slots: Int32Array) -> list[tuple[ClientId, NDArray[np.bool_]]]:
-        """Each client of these slots, with a mask of the slots that are its own."""
+    def by_client(self, slots: Int32Array) -> list[tuple[ClientId, slice | NDArray[np.bool_]]]:
+        """Each client of these slots, with what picks those that are its own."""
         numbers = self._client_numbers[slots]
         if not len(numbers):
             return []
         if (numbers == numbers[0]).all():
-            return [(self._clients[numbers[0]], np.ones(len(slots), dtype=np.bool_))]
+            return [(self._clients[numbers[0]], _ALL)]
         return [
             (self._clients[number], numbers == number) for number in np.unique(numbers).tolist()
         ]

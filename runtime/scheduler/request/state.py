@@ -1,13 +1,13 @@
 """Every state that a request can be in, and every move from one to another."""
 
 from collections.abc import Iterable, Mapping, Set
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 from raydix.errors import AccountingError
 
 
-class State(Enum):
+class State(StrEnum):
     """Where a request stands."""
 
     PLACING = "placing"

@@ -34,6 +34,8 @@ from raydix.runtime.messages.retention import EndUse
 from raydix.runtime.scheduler.request.chain import Chain
 from raydix.runtime.scheduler.timers import Alarm
 
+_NO_COPIES = PageCopies()
+
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
@@ -227,7 +229,7 @@ def abandonment(transfers: Sequence[Transfer], pids: tuple[int, ...]) -> Abandon
 def page_copies(transfers: list[Load] | list[Backup]) -> PageCopies:
     """The columns of a plan for these transfers."""
     if not transfers:
-        return PageCopies()
+        return _NO_COPIES
     # One run of pages after another: those of one transfer and one KV group.
     runs = [
         (transfer.transfer_id, group, len(page_ids))

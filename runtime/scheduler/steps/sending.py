@@ -15,6 +15,7 @@ from raydix.runtime.scheduler.request.transfers import page_copies
 from raydix.runtime.scheduler.steps.draft import Draft
 
 _NOTHING = empty()
+_NO_ORDERS = ExpertOrders()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def send(
     assert steps.count(step) == len(steps), "lanes of a step group count steps together"
 
     group_rows, group_tokens = _group_columns([draft for _, draft in drafts])
-    orders = ExpertOrders()
+    orders = _NO_ORDERS
     if step_group.experts is not None:
         orders = step_group.experts.plan_step(step, now_s)
     shared = _Shared(step, group_rows, group_tokens, orders)

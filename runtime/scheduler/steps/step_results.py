@@ -91,9 +91,10 @@ class StepResults:
 
         slots, token_ids = _NOTHING, _NOTHING
         if flight.decodes is not None:
+            slots, token_ids = flight.decodes.slots, result.token_ids[:num_decodes]
             current = lane.batch.is_current(flight.decodes)
-            slots = flight.decodes.slots[current]
-            token_ids = result.token_ids[:num_decodes][current]
+            if not current.all():
+                slots, token_ids = slots[current], token_ids[current]
             if len(result.slow_slots):
                 is_slow = np.isin(slots, result.slow_slots)
                 for slot in slots[is_slow].tolist():
@@ -129,6 +130,9 @@ class StepResults:
         """
         slots: list[int] = []
         token_ids: list[int] = []
+        # Most steps have no other rows than those of the batch.
+        if not flight.rows:
+            return slots, token_ids
         logprobs = iter(result.logprobs[flight.num_decodes :])
         of_prompts = dict(zip(result.scored_slots.tolist(), result.prompt_logprobs, strict=True))
         not_finite = set(result.not_finite_slots.tolist())
@@ -207,11 +211,11 @@ class StepResults:
         slots, token_ids = (
             (new.slots[~ended], new.token_ids[~ended]) if has_ends else (new.slots, new.token_ids)
         )
-        for client_id, is_theirs in batch.by_client(slots):
+        for client_id, theirs in batch.by_client(slots):
             tokens = SendTokens(
                 client_id=client_id,
-                askings=batch.askings(slots[is_theirs]),
-                token_ids=token_ids[is_theirs],
+                askings=batch.askings(slots[theirs]),
+                token_ids=token_ids[theirs],
             )
             self._outbox.emit(tokens)
 
