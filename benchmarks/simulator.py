@@ -27,6 +27,7 @@ from raydix.runtime.foresight.simulator.requests import ClientRequest, requests_
 from raydix.runtime.foresight.simulator.simulation import Outcome, Service, Simulation
 from raydix.runtime.foresight.simulator.world import Rules
 from raydix.runtime.foresight.traces import BLOCK_TOKENS, TraceRequest, read_trace
+from raydix.runtime.garbage import spare_long_lived_objects
 from raydix.runtime.scheduler.settings import SchedulerSettings
 
 TRACE = Path(__file__).parent / "traces" / "conversation.jsonl.gz"
@@ -74,7 +75,10 @@ def simulate(
 ) -> tuple[Outcome, float]:
     """What came of it, and the CPU seconds that it took."""
     began_s = time.process_time()
-    outcome = Simulation(service, read_profile(PROFILE), requests, rules).run()
+    simulation = Simulation(service, read_profile(PROFILE), requests, rules)
+    # As `raydix simulate` does.
+    spare_long_lived_objects()
+    outcome = simulation.run()
     cpu_s = time.process_time() - began_s
     ttft_s = outcome.first_token_s
     print(

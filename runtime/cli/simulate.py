@@ -14,6 +14,7 @@ from raydix.runtime.cli.options import AsJson, Settings, bytes_of, sections_of
 from raydix.runtime.cli.output import print_json
 from raydix.runtime.cli.source_table import source_table
 from raydix.runtime.config.loading import load_config
+from raydix.runtime.garbage import spare_long_lived_objects
 
 if TYPE_CHECKING:
     from raydix.runtime.foresight.simulator.simulation import KillKind, Outcome
@@ -127,7 +128,9 @@ def simulate(
     service = with_roles(service, config, rules, num_prefill=prefill_nodes, told=roles)
 
     began_s = time.monotonic()
-    outcome = Simulation(service, times, asked, rules).run(now_and_then())
+    simulation = Simulation(service, times, asked, rules)
+    spare_long_lived_objects()
+    outcome = simulation.run(now_and_then())
     took_s = time.monotonic() - began_s
     if as_json:
         # Without the time that it took, as equal seeds are to print equal bytes.
