@@ -20,9 +20,7 @@ def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool
 
     It believes that what is queued is worked off as time passes, and that rates stay.
     """
-    if age_s >= INTERVAL_S or report.is_full != told.is_full:
-        return True
-    if report.is_asleep != told.is_asleep:
+    if age_s >= INTERVAL_S or _what_is_possible(report) != _what_is_possible(told):
         return True
     for told_s, wait_s in (
         (told.busy_s, report.busy_s),
@@ -40,7 +38,9 @@ def is_worth_telling(told: NodeReport, report: NodeReport, age_s: float) -> bool
     ]
     if told.pull is not None and report.pull is not None:
         pairs.append((told.pull.predict_s(num_pages), report.pull.predict_s(num_pages)))
-    can_pull = (told.pull is None, report.pull is None)
-    return can_pull[0] != can_pull[1] or any(
-        abs(new_s - old_s) > _CHANGE * old_s for old_s, new_s in pairs
-    )
+    return any(abs(new_s - old_s) > _CHANGE * old_s for old_s, new_s in pairs)
+
+
+def _what_is_possible(report: NodeReport) -> tuple[object, ...]:
+    """What is done with a replica or is not, such as to hand over by an L2 that it shares."""
+    return report.is_full, report.is_asleep, report.l2, report.pull is None

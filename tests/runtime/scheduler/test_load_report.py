@@ -56,5 +56,12 @@ def test_an_engine_that_falls_asleep_or_wakes_is() -> None:
     assert not is_worth_telling(asleep, asleep, 0.0)
 
 
+def test_an_l2_that_is_lost_or_there_again_is() -> None:
+    shared = replace(TOLD, l2="node-1")
+    assert is_worth_telling(shared, TOLD, 0.0)
+    assert is_worth_telling(TOLD, shared, 0.0)
+    assert not is_worth_telling(shared, shared, 0.0)
+
+
 def test_after_a_while_anything_is() -> None:
     assert is_worth_telling(TOLD, replace(TOLD, busy_s=0.0), INTERVAL_S)
