@@ -173,7 +173,7 @@ class EngineConnection:
         if self._is_alone:
             # Of several, those who look for them again say so.
             [engine], [each] = engines, found
-            engine.failure = each if isinstance(each, EngineDead) else None
+            engine.note(each if isinstance(each, EngineDead) else None)
         judged = self._judged(engines, found)
         outcomes = await first_outcomes(
             [self._join(engine, judged[engine.name]) for engine in engines], _GRACE_S
@@ -296,7 +296,7 @@ class EngineConnection:
             client = EngineClient(limits, tokenizer, self._note_loss, self._choice())
             self._versions.add(client)
         self._versions.note(engine.name, limits)
-        engine.failure = None
+        engine.note(None)
         client.use(engine.name, link)
         self._tell(engine, "is used", logging.INFO)
 
@@ -308,8 +308,7 @@ class EngineConnection:
 
     def _tell(self, engine: FoundEngine, news: str, level: int = logging.WARNING) -> None:
         """Log what has become of one of several engines, unless that was told last."""
-        if not self._is_alone and engine.told != news:
-            engine.told = news
+        if not self._is_alone and engine.is_news(news):
             logger.log(level, "engine %s %s", engine.name, news)
 
     def _note_loss(self, name: str) -> None:
@@ -344,7 +343,7 @@ class EngineConnection:
             # Where there is but one engine, the next request looks for it.
             if self._is_alone and not client.has_waiting:
                 return
-            engine.failure = await self._try_again(engine)
+            engine.note(await self._try_again(engine))
             if engine.failure is not None and self._are_over:
                 client.give_up(engine.failure)
             # Also after a success: a link that is lost again at once is not made anew at once.

@@ -14,9 +14,8 @@ class FoundEngine:
         self.place = place
         self.is_own = False
         """Whether this process has started it."""
-        self.failure: RaydixError | None = None
-        """Why it has ended, if it was found to have when it was asked last."""
-        self.told: str | None = None
+        self._failure: RaydixError | None = None
+        self._told: str | None = None
         """What the log says of it, where it is one of several."""
         self._handle: EngineHandle | None = None
 
@@ -29,6 +28,20 @@ class FoundEngine:
     def is_over(self) -> bool:
         """Whether this process has started it, and stopped it."""
         return self.is_own and self._handle is None
+
+    @property
+    def failure(self) -> RaydixError | None:
+        """Why it has ended, if it was found to have when it was asked last."""
+        return self._failure
+
+    def note(self, failure: RaydixError | None) -> None:
+        """Note why it has ended, or that it has not."""
+        self._failure = failure
+
+    def is_news(self, text: str) -> bool:
+        """Whether the log does not say so already, as it will from now on."""
+        is_new, self._told = text != self._told, text
+        return is_new
 
     def adopt(self, handle: EngineHandle) -> None:
         """Be the engine that this process has started."""

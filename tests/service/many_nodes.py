@@ -45,18 +45,23 @@ class ManyNodes:
             text=True,
         )
         self.address, self.head = self._answer().split()
+        self.living = {self.head}
 
     def add(self) -> str:
         """Start one more node; returns its id."""
-        return self._order("add")
+        node = self._order("add")
+        self.living.add(node)
+        return node
 
     def kill_raylet(self, node: str) -> None:
         """SIGKILL of a node's raylet, which all processes on it notice and end."""
         assert self._order(f"kill_raylet {node}") == "killed"
+        self.living.remove(node)
 
     def kill(self, node: str) -> None:
         """SIGKILL of a node's raylet and of all processes on it at once."""
         assert self._order(f"kill {node}") == "killed"
+        self.living.remove(node)
 
     def ingresses(self) -> list[int]:
         """The processes of Ray Serve on the head that speak HTTP for a service."""

@@ -6,8 +6,10 @@ that waited with it on its loop would meanwhile answer nobody, and seem lost its
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -16,6 +18,26 @@ from raydix.runtime.actors.bootstrap.engine_handle import typed_error
 from raydix.runtime.actors.threads import on_thread
 
 logger = logging.getLogger(__name__)
+
+_NAME_RELEASE_S = 5.0
+_NAME_RETRY_S = 0.05
+T = TypeVar("T")
+
+
+def once_name_is_free(make: Callable[[], T], is_held: Callable[[], bool] = lambda: False) -> T:
+    """What `make` returns, once Ray has freed the name of an actor that has ended.
+
+    We may learn of that end a moment sooner than Ray. Blocks. Raises ValueError if the name stays
+    taken, at once if `is_held` says that somebody has it.
+    """
+    give_up_s = time.monotonic() + _NAME_RELEASE_S
+    while True:
+        try:
+            return make()
+        except ValueError:
+            if time.monotonic() > give_up_s or is_held():
+                raise
+            time.sleep(_NAME_RETRY_S)
 
 
 async def make_actor(cls: type, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -29,7 +51,7 @@ async def make_actor(cls: type, arguments: dict[str, Any], options: dict[str, An
     def make() -> Any:
         return ray.remote(cls).options(**options).remote(**arguments)
 
-    making = on_thread(f"make-{name}", make)
+    making = on_thread(f"make-{name}", once_name_is_free, make)
     try:
         return await asyncio.shield(asyncio.wrap_future(making))
     except asyncio.CancelledError:

@@ -33,6 +33,7 @@ from raydix.runtime.actors.bootstrap.engine_handle import (
 )
 from raydix.runtime.actors.bootstrap.engine_sizes import EngineSizes
 from raydix.runtime.actors.bootstrap.gpu_count import count_gpus
+from raydix.runtime.actors.bootstrap.head_calls import once_name_is_free
 from raydix.runtime.actors.bootstrap.log_follower import LogFollower
 from raydix.runtime.actors.bootstrap.placement import Placement, place, release, require_node
 from raydix.runtime.actors.bootstrap.ray_actor import answer
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FACTS_S = 10.0
-_NAME_RELEASE_S = 5.0
-_NAME_RETRY_S = 0.05
+_ALIVE_S = 5.0
+"""The seconds in which an actor that lives answers, or is believed to live."""
 __all__ = ["EngineHandle", "find_engine", "start_engine"]
 
 
@@ -295,25 +296,23 @@ def _make_supervisor(options: dict[str, Any], name: str, arguments: dict[str, An
     """The Ray handle of a new Supervisor. Raises ConfigError if a living one has its name."""
     from raydix.runtime.actors.supervision.supervisor import SupervisorActor
 
-    give_up_s = time.monotonic() + _NAME_RELEASE_S
-    while True:
-        try:
-            return ray.remote(SupervisorActor).options(**options).remote(**arguments)
-        except ValueError as error:
-            # Ray frees the name of an actor a moment after its end.
-            if time.monotonic() > give_up_s or _is_alive(options["name"]):
-                raise ConfigError(
-                    f"The name {name} is taken: an engine of this Ray cluster has it. "
-                    "Give this one another (--name, or name=... in Python)."
-                ) from error
-            time.sleep(_NAME_RETRY_S)
+    def make() -> Any:
+        return ray.remote(SupervisorActor).options(**options).remote(**arguments)
+
+    try:
+        return once_name_is_free(make, lambda: _is_alive(options["name"]))
+    except ValueError as error:
+        raise ConfigError(
+            f"The name {name} is taken: an engine of this Ray cluster has it. "
+            "Give this one another (--name, or name=... in Python)."
+        ) from error
 
 
 def _is_alive(actor: str) -> bool:
     try:
         ray.get(
             ray.get_actor(actor, namespace=NAMESPACE).__ray_call__.remote(answer),
-            timeout=_NAME_RELEASE_S,
+            timeout=_ALIVE_S,
         )
     except (ValueError, RayActorError):
         return False

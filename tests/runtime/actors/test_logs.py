@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 ENDS_S = 2.0
 """Within which Ctrl-C ends an engine that starts, and all that belongs to it."""
+SAYS_S = 120.0
+"""Within which an engine says what it is waited for to say, on a busy host, too."""
 REQUEST = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 Line = dict[str, Any]
 
@@ -37,13 +40,18 @@ def serving(
 
 
 def lines_until(process: "subprocess.Popen[str]", actor: str, message: str) -> list[Line]:
-    """All lines up to the first one of this actor with this text in it."""
+    """All lines up to the first one of this actor with this text in it; else the process ends."""
     assert process.stdout is not None
     lines: list[Line] = []
-    for text in process.stdout:
-        lines.append(json.loads(text))
-        if lines[-1]["actor"] == actor and message in lines[-1]["message"]:
-            return lines
+    giving_up = threading.Timer(SAYS_S, process.kill)
+    giving_up.start()
+    try:
+        for text in process.stdout:
+            lines.append(json.loads(text))
+            if lines[-1]["actor"] == actor and message in lines[-1]["message"]:
+                return lines
+    finally:
+        giving_up.cancel()
     assert process.stderr is not None
     raise AssertionError(f"{actor} never says {message!r}: {lines} {process.stderr.read()}")
 

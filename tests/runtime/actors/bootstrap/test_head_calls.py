@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RpcError
 
 from raydix.errors import ConfigError, EngineDead
-from raydix.runtime.actors.bootstrap import l2_spawner
+from raydix.runtime.actors.bootstrap import head_calls, l2_spawner
 from raydix.runtime.actors.bootstrap.head_calls import find_actor, kill_actor, make_actor
 from raydix.runtime.actors.bootstrap.l2_spawner import find_l2, spawn_l2
 
@@ -23,12 +23,17 @@ class Head:
         self.num_asked = 0
         self.killed: list[object] = []
         self.error: Exception | None = None
+        self.num_taken = 0
+        """How often the name of an actor is still taken."""
 
     def ask(self, *_: object, **__: object) -> Any:
         self.num_asked += 1
         assert self.answers.wait(10), "the test has ended"
         if self.error is not None:
             raise self.error
+        if self.num_taken:
+            self.num_taken -= 1
+            raise ValueError("The name is already taken.")
         return "handle"
 
     def kill(self, handle: object) -> None:
@@ -97,6 +102,19 @@ async def test_an_actor_that_comes_after_nobody_waits_any_more_is_killed(head: H
     async with asyncio.timeout(10):
         while head.killed != ["handle"]:
             await asyncio.sleep(0)
+
+
+async def test_an_actor_gets_the_name_of_one_that_has_just_ended(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_calls, "_NAME_RETRY_S", 0.0)
+    head.answers.set()
+    head.num_taken = 3
+    assert await make() == "handle"
+    monkeypatch.setattr(head_calls, "_NAME_RELEASE_S", -1.0)
+    head.num_taken = 1
+    with pytest.raises(ValueError, match="already taken"):
+        await make()
 
 
 async def test_what_the_head_raises_is_ours(head: Head) -> None:

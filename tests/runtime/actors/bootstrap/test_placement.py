@@ -178,6 +178,9 @@ def test_an_engine_of_float8_is_placed_where_restored_experts_would_not_fit(
         return SimpleNamespace(wait=lambda timeout_s: True)
 
     monkeypatch.setattr(placement, "placement_group", make)
+    monkeypatch.setattr(
+        placement, "placement_group_table", lambda group: {"bundles_to_node_id": ["a"]}
+    )
     sizes = replace(SIZES, expert_store_bytes=6 << 30, kept_store_bytes=3 << 30)
     placement.place(config_on("cuda", dp=2), sizes)
     assert asked == [3 << 30]
