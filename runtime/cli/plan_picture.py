@@ -32,7 +32,7 @@ def _draw_alone(panel: Any, plan: Plan, eviction: str) -> None:
         if not points:
             continue
         gib = [point.num_bytes / GIB for point in points]
-        panel.plot(gib, [p.min for p in points], "--", color=colour, label=f"{tier}, MIN")
+        panel.plot(gib, [p.min for p in points], "x--", color=colour, label=f"{tier}, MIN")
         panel.plot(gib, [p.chosen for p in points], "o-", color=colour, label=f"{tier}, {eviction}")
         if any(point.lru != point.chosen for point in points):
             panel.plot(gib, [p.lru for p in points], "x:", color=colour, label=f"{tier}, lru")

@@ -15,7 +15,7 @@ from raydix.runtime.foresight.simulator.simulation import Outcome
 
 PERCENTILES = ("p50", "p90", "p99")
 TIMED_ERROR = (
-    "hits of each tier within 2 points of an engine with the same times, first tokens within 17 % "
+    "hits of each tier within 2 points of an engine with the same times, first tokens within 11 % "
     "(p50) and 29 % (p90) of an H200's (benchmarks.prediction)"
 )
 """What is known of how far the timed depth is off."""

@@ -28,9 +28,14 @@ def members(cluster, monkeypatch):
         cluster.add(name)
         names.append(name)
 
+    def kill(name):
+        names.remove(name)
+        cluster.engines[name].is_dead = True
+        cluster.links_to(name)[-1].break_off()
+
     monkeypatch.setattr(service_name, "find_places", find_places)
     monkeypatch.setattr(engine_connection, "_LOOK_S", 0.01)
-    return SimpleNamespace(join=join, leave=names.remove)
+    return SimpleNamespace(join=join, kill=kill)
 
 
 async def test_engines_of_a_service_come_and_go(cluster, members):
@@ -39,9 +44,7 @@ async def test_engines_of_a_service_come_and_go(cluster, members):
         assert (await last(service.generate([1]))).outputs[0].token_ids == [1]
         members.join("b")
         await until(lambda: cluster.links_to("b"))
-        members.leave("a")
-        cluster.engines["a"].is_dead = True
-        cluster.links_to("a")[-1].break_off()
+        members.kill("a")
         assert (await last(service.generate([2]))).outputs[0].token_ids == [2]
         assert [each.token_ids.tolist() for each in asked(cluster, "b")] == [[2]]
         await until(lambda: [one.name for one in service._connection.engines] == ["b"])
@@ -60,9 +63,7 @@ async def test_a_service_whose_engines_come_and_go_keeps_nothing_of_those_that_a
             await last(service.generate([1]))
             members.join(name)
             await until(lambda name=name: cluster.links_to(name))
-            members.leave(before)
-            cluster.engines[before].is_dead = True
-            cluster.links_to(before)[-1].break_off()
+            members.kill(before)
             await until(lambda name=name: set(connection._versions.engines) == {name})
             await until(lambda name=name: {name}.issuperset(service.routing_figures.num_routed))
 
@@ -80,9 +81,7 @@ async def test_requests_wait_while_a_service_has_no_engine(cluster, members):
         fall_silent(cluster)
         task = asyncio.create_task(last(service.generate([5, 6])))
         await until(lambda: asked(cluster, "a"))
-        members.leave("a")
-        cluster.engines["a"].is_dead = True
-        cluster.links_to("a")[-1].break_off()
+        members.kill("a")
         await until(lambda: not service._connection.engines)
         assert not task.done()
         cluster.answer = echo
@@ -100,10 +99,8 @@ async def test_a_service_without_an_engine_for_long_fails_its_requests(
         fall_silent(cluster)
         task = asyncio.create_task(last(service.generate([5, 6])))
         await until(lambda: asked(cluster, "a"))
-        members.leave("a")
         monkeypatch.setattr(engine_connection, "_NOBODY_S", 0.0)
-        cluster.engines["a"].is_dead = True
-        cluster.links_to("a")[-1].break_off()
+        members.kill("a")
         with pytest.raises(EngineDead, match="has no engine since"):
             await task
 
@@ -127,9 +124,7 @@ async def test_what_began_with_a_version_of_a_service_goes_on_at_no_other(
         assert [each.token_ids.tolist() for each in asked(cluster, "a")] == [[5, 6]]
 
         # The engine is killed, and another one of the same weights comes.
-        members.leave("a")
-        cluster.engines["a"].is_dead = True
-        cluster.links_to("a")[-1].break_off()
+        members.kill("a")
         members.join("c")
         assert (await begun).outputs[0].token_ids == [5, 6]
         assert [each.token_ids.tolist() for each in asked(cluster, "b")] == [[7]]
@@ -159,9 +154,7 @@ async def test_what_no_engine_of_its_version_can_end_fails_and_says_why(
         cluster.engines["b"].fingerprint = "others"
         await until(lambda: cluster.links_to("b"))
         monkeypatch.setattr(versions, "_GONE_S", 0.0)
-        members.leave("a")
-        cluster.engines["a"].is_dead = True
-        cluster.links_to("a")[-1].break_off()
+        members.kill("a")
         with pytest.raises(EngineDead, match="served no more, as a later version"):
             await begun
         assert (await last(service.generate([7]))).outputs[0].token_ids == [7]
